@@ -1,0 +1,112 @@
+"""A background-job queue inside your SQLAlchemy session.
+
+Jobs are rows of mapped classes, every change of a job's state is an operation of **your** transaction, and
+durable side effects are follow-up jobs that the session adds before it flushes, so that they commit with the
+transition or not at all.
+
+    from awa_sqla import FollowUps, JobArgs, claim, complete, enqueue
+
+    class Signup(JobArgs):
+        email: str
+
+    with SessionLocal.begin() as session:
+        session.add(User(email="ada@example.org"))
+        enqueue(session, Signup(email="ada@example.org"))       # both rows, or neither
+
+Declare jobs with `JobArgs`; add them with `enqueue`; run them with `Awa` and a worker, or claim and finish
+them yourself with `claim`, `complete`, `fail`, `retry_after`, `snooze`, `cancel`; say what follows with
+`FollowUps`. `awa_sqla.asyncio` holds the same verbs for `AsyncSession`, `awa_sqla.schema` and
+`awa_sqla.alembic` install the tables.
+"""
+
+from awa_sqla.args import Backoff, JobArgs
+from awa_sqla.errors import (
+    AwaError,
+    ConfigurationError,
+    DuplicateKind,
+    FollowUpError,
+    FollowUpsNotAttached,
+    InvalidJob,
+    InvalidState,
+    JobNotFound,
+    SchemaVersionError,
+    StaleJobError,
+    TerminalError,
+    UnknownKind,
+    UnmanagedWriteError,
+    UnsupportedSession,
+)
+from awa_sqla.models import (
+    Attempt,
+    DeadLetter,
+    Job,
+    JobRecord,
+    JobSnapshot,
+    JobState,
+    Outcome,
+    ScheduledJob,
+)
+from awa_sqla.requests import EnqueueRequest
+from awa_sqla.session.batch import CompletedBatch, Completion, complete_many
+from awa_sqla.session.cancel import cancel
+from awa_sqla.session.enqueue import enqueue
+from awa_sqla.session.events import (
+    Cancelled,
+    Completed,
+    Exhausted,
+    Rescued,
+    RescueReason,
+    Retried,
+    WaitingForCallback,
+)
+from awa_sqla.session.follow_ups import FollowUps
+from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Attempt",
+    "AwaError",
+    "Backoff",
+    "Cancelled",
+    "Completed",
+    "CompletedBatch",
+    "Completion",
+    "ConfigurationError",
+    "DeadLetter",
+    "DuplicateKind",
+    "EnqueueRequest",
+    "Exhausted",
+    "FollowUpError",
+    "FollowUps",
+    "FollowUpsNotAttached",
+    "InvalidJob",
+    "InvalidState",
+    "Job",
+    "JobArgs",
+    "JobNotFound",
+    "JobRecord",
+    "JobSnapshot",
+    "JobState",
+    "Outcome",
+    "RescueReason",
+    "Rescued",
+    "Retried",
+    "ScheduledJob",
+    "SchemaVersionError",
+    "StaleJobError",
+    "TerminalError",
+    "UnknownKind",
+    "UnmanagedWriteError",
+    "UnsupportedSession",
+    "WaitingForCallback",
+    "cancel",
+    "claim",
+    "complete",
+    "complete_many",
+    "enqueue",
+    "fail",
+    "retry_after",
+    "set_progress",
+    "snooze",
+]

@@ -1,0 +1,230 @@
+"""What a job carries: `JobArgs` classes, their kinds, and the form in which they are stored.
+
+A job's arguments are a pydantic model:
+
+    class SendEmail(JobArgs, queue="email", max_attempts=5):
+        to: str
+        subject: str
+
+The class keywords are the defaults of every job of this kind. The kind, `send_email` here, is derived
+from the class's name unless `kind=` gives one; it is the job's identity in the database, so it survives
+moving the class. Instances are frozen and forbid unknown fields; decoding a stored row ignores unknown
+fields, so that a process of the previous version can read the rows of the next one.
+
+Nothing here knows the database.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, TypeVar, cast
+from weakref import WeakValueDictionary
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticSerializationError
+
+from awa_sqla import limits
+from awa_sqla.errors import InvalidJob
+
+A = TypeVar("A", bound="JobArgs")
+
+DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long a failed job waits: `base * factor ** (attempt - 1)`, plus up to `jitter`, at most `max`.
+
+    The default waits 2, 4, 8, ... seconds, up to 25 % longer at random, never above 24 hours. With
+    `factor=1` every wait is the same. No attempt number overflows.
+    """
+
+    base: timedelta = timedelta(seconds=2)
+    factor: float = 2
+    max: timedelta = DAY
+    jitter: float = 0.25
+
+    def __post_init__(self) -> None:
+        limits.duration("backoff.base", self.base, zero=True)
+        limits.duration("backoff.max", self.max, zero=True)
+        if not (math.isfinite(self.factor) and self.factor >= 1):
+            raise InvalidJob("backoff.factor", f"must be at least 1, not {self.factor}")
+        if not 0 <= self.jitter <= 1:
+            raise InvalidJob("backoff.jitter", f"must be from 0 to 1, not {self.jitter}")
+
+    def delay(self, attempt: int) -> timedelta:
+        """The wait after attempt number `attempt` (1 is the first)."""
+        base, longest = self.base.total_seconds(), self.max.total_seconds()
+        if base <= 0:
+            return timedelta(0)
+        growth = max(attempt - 1, 0) * math.log(self.factor)
+        seconds = longest if growth >= math.log(max(longest / base, 1)) else base * math.exp(growth)
+        seconds *= 1 + self.jitter * random.random()  # noqa: S311 - spreads retries, keeps no secret
+        return timedelta(seconds=min(seconds, longest))
+
+
+@dataclass(frozen=True, slots=True)
+class KindOptions:
+    """The class keywords of a `JobArgs` class: its kind and the defaults of its jobs."""
+
+    kind: str
+    queue: str = "default"
+    priority: int = 2
+    max_attempts: int = 25
+    deadline: timedelta | None = None
+    tags: tuple[str, ...] = ()
+    backoff: Backoff = field(default_factory=Backoff)
+    abstract: bool = False
+
+    def __post_init__(self) -> None:
+        limits.text("kind", self.kind)
+        limits.text("queue", self.queue)
+        limits.priority(self.priority)
+        limits.integer("max_attempts", self.max_attempts, 1, limits.ATTEMPTS)
+        if self.deadline is not None:
+            limits.duration("deadline", self.deadline)
+        if not isinstance(self.backoff, Backoff):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidJob("backoff", f"must be a Backoff, not {type(self.backoff).__name__}")
+        object.__setattr__(self, "tags", limits.tags(self.tags))
+
+
+def derive_kind(name: str) -> str:
+    """The kind of a class: `SendEmail` is `send_email`, `HTMLToPDF` is `html_to_pdf`."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+class JobArgs(BaseModel):
+    """Base of all job arguments. Subclass it; the class keywords are the defaults of the kind.
+
+    Keywords: `kind` (text, at most 200 characters; default: derived from the class's name), `queue`
+    ("default"), `priority` (1 most urgent to 4; 2), `max_attempts` (1 to 1000; 25), `deadline` (longest
+    run of one attempt, a timedelta; None), `tags` (at most 20), `backoff` (a `Backoff`), `abstract`
+    (a base class without a kind of its own). A subclass inherits all of them but `kind` and `abstract`.
+    They are kept in `cls.__awa__` and never clash with fields.
+
+    Raises `InvalidJob`, when the class is defined, for a keyword out of its limits.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    __awa__: ClassVar[KindOptions] = KindOptions("job_args", abstract=True)
+
+    def __init_subclass__(
+        cls,
+        *,
+        kind: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        deadline: timedelta | None = None,
+        tags: Iterable[str] | None = None,
+        backoff: Backoff | None = None,
+        abstract: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init_subclass__(**kwargs)
+        given = {
+            "queue": queue,
+            "priority": priority,
+            "max_attempts": max_attempts,
+            "deadline": deadline,
+            "tags": tags,
+            "backoff": backoff,
+        }
+        cls.__awa__ = replace(
+            cls.__awa__,
+            kind=derive_kind(cls.__name__) if kind is None else kind,
+            abstract=abstract,
+            **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+        )
+        if not abstract:
+            _classes[cls.__awa__.kind] = cls
+
+
+_classes: WeakValueDictionary[str, type[JobArgs]] = WeakValueDictionary()
+
+
+def backoff_of(kind: str) -> Backoff:
+    """The backoff of the class of this kind that was defined last in this process, else the default."""
+    known = _classes.get(kind)
+    return known.__awa__.backoff if known else Backoff()
+
+
+def concrete(args_class: object) -> type[JobArgs]:
+    """`args_class` when jobs can have it, else `InvalidJob`."""
+    if not (isinstance(args_class, type) and issubclass(args_class, JobArgs)):
+        raise InvalidJob("args", f"must be a JobArgs class, not {args_class!r}")
+    if args_class.__awa__.abstract:
+        raise InvalidJob("args", f"{args_class.__name__} is abstract and has no kind; subclass it")
+    return args_class
+
+
+def dump(args: JobArgs) -> dict[str, Any]:
+    """The stored form of `args`: plain JSON that decodes to an equal object.
+
+    Raises `InvalidJob` with the path of the first value that would not survive: NaN and infinities, NUL
+    and lone surrogates, naive datetimes, secrets (stored as stars), fields of a subclass (dropped), and
+    whatever else comes back different.
+    """
+    if not isinstance(args, JobArgs):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidJob("args", f"must be a JobArgs instance, not {type(args).__name__}")
+    cls = concrete(type(args))
+    try:
+        data = args.model_dump(mode="json", by_alias=False, warnings="none")
+    except (PydanticSerializationError, ValueError, TypeError) as exc:
+        raise InvalidJob("args", f"cannot be written as JSON: {exc}") from exc
+    limits.json_value("args", data)
+    try:
+        again = decode(cls, data)
+    except ValidationError as exc:
+        first = exc.errors(include_url=False, include_input=False)[0]
+        where = _path("args", first["loc"])
+        raise InvalidJob(where, f"does not decode from its stored form: {first['msg']}") from exc
+    _same("args", args, again)
+    return data
+
+
+def decode(cls: type[A], data: dict[str, Any]) -> A:
+    """The object that a stored row holds; fields this class does not know are ignored.
+
+    Raises pydantic's `ValidationError` when the row does not fit the class.
+    """
+    # JSON mode: what a strict field refuses from Python objects (a date as text) is right from JSON.
+    return cls.model_validate_json(json.dumps(data), by_alias=False, by_name=True, extra="ignore")
+
+
+def _path(root: str, loc: Iterable[int | str]) -> str:
+    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+
+
+def _same(path: str, value: object, again: object) -> None:
+    """Raise `InvalidJob` at the first place where the decoded value differs from the given one."""
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise InvalidJob(path, "is a naive datetime: say which time zone it is in")
+    if type(value) is not type(again) and value != again:
+        raise InvalidJob(path, f"is a {type(value).__name__} and would come back as a {type(again).__name__}")
+    if isinstance(value, BaseModel):
+        if type(value) is not type(again):
+            raise InvalidJob(path, f"is a {type(value).__name__} and would lose the fields of its own")
+        for name in type(value).model_fields:
+            _same(f"{path}.{name}", getattr(value, name), getattr(again, name))
+    elif isinstance(value, dict) and isinstance(again, dict):
+        old, new = cast("dict[Any, Any]", value), cast("dict[Any, Any]", again)
+        if old.keys() != new.keys():
+            raise InvalidJob(path, "has keys that would come back different")
+        for key, item in old.items():
+            _same(f"{path}.{key}", item, new[key])
+    elif isinstance(value, list | tuple) and isinstance(again, list | tuple):
+        items, others = cast("list[Any]", value), cast("list[Any]", again)
+        if len(items) != len(others):
+            raise InvalidJob(path, "would come back with another length")
+        for i, (item, other) in enumerate(zip(items, others, strict=True)):
+            _same(f"{path}[{i}]", item, other)
+    elif value != again:
+        raise InvalidJob(path, f"is a {type(value).__name__} that would come back different")

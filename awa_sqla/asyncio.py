@@ -1,0 +1,94 @@
+"""The verbs for `AsyncSession`: same names, same arguments, same behaviour, awaited.
+
+Each runs its sync twin inside `AsyncSession.run_sync`; there is one implementation. What they return is
+fully loaded, so no attribute access starts I/O. Make your sessions with
+`async_sessionmaker(engine, expire_on_commit=False)`: after a commit with expiry, and after any rollback, an
+attribute access would need I/O that async code cannot do.
+
+    from awa_sqla import asyncio as awa_async
+
+    async with AsyncSessionLocal.begin() as session:
+        (job,) = await awa_async.claim(session, "email", limit=1)
+        await awa_async.complete(session, job)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from awa_sqla.models.job import Attempt, DeadLetter, Job, ScheduledJob
+from awa_sqla.session import batch, verbs
+from awa_sqla.session import cancel as cancelling
+from awa_sqla.session.batch import CompletedBatch, Completion
+from awa_sqla.session.enqueue import enqueue
+from awa_sqla.session.target import AnyAsyncSession, async_session
+
+__all__ = [
+    "cancel",
+    "claim",
+    "complete",
+    "complete_many",
+    "enqueue",
+    "fail",
+    "retry_after",
+    "set_progress",
+    "snooze",
+]
+
+
+async def claim(
+    session: AnyAsyncSession, queues: str | Iterable[str], /, *, limit: int, worker_id: str | None = None
+) -> list[Job]:
+    """See `awa_sqla.claim`."""
+    target = async_session(session, "claim")
+    return await target.run_sync(verbs.claim, queues, limit=limit, worker_id=worker_id)
+
+
+async def complete(session: AnyAsyncSession, job: Job | Attempt, /, *, result: Any = None) -> Job:
+    """See `awa_sqla.complete`."""
+    return await async_session(session, "complete").run_sync(verbs.complete, job, result=result)
+
+
+async def fail(
+    session: AnyAsyncSession, job: Job | Attempt, error: str | BaseException, /, *, terminal: bool = False
+) -> Job | ScheduledJob | DeadLetter:
+    """See `awa_sqla.fail`."""
+    return await async_session(session, "fail").run_sync(verbs.fail, job, error, terminal=terminal)
+
+
+async def retry_after(
+    session: AnyAsyncSession, job: Job | Attempt, delay: timedelta, /, *, error: str = ""
+) -> Job | ScheduledJob | DeadLetter:
+    """See `awa_sqla.retry_after`."""
+    return await async_session(session, "retry_after").run_sync(verbs.retry_after, job, delay, error=error)
+
+
+async def snooze(session: AnyAsyncSession, job: Job | Attempt, delay: timedelta, /) -> ScheduledJob:
+    """See `awa_sqla.snooze`."""
+    return await async_session(session, "snooze").run_sync(verbs.snooze, job, delay)
+
+
+async def cancel(session: AnyAsyncSession, job_or_id: cancelling.Cancellable, /, *, reason: str) -> Job | None:
+    """See `awa_sqla.cancel`."""
+    return await async_session(session, "cancel").run_sync(cancelling.cancel, job_or_id, reason=reason)
+
+
+async def set_progress(
+    session: AnyAsyncSession,
+    job: Job | Attempt,
+    percent: float | None = None,
+    /,
+    *,
+    message: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> Job:
+    """See `awa_sqla.set_progress`."""
+    target = async_session(session, "set_progress")
+    return await target.run_sync(verbs.set_progress, job, percent, message=message, metadata=metadata)
+
+
+async def complete_many(session: AnyAsyncSession, items: Iterable[Job | Attempt | Completion], /) -> CompletedBatch:
+    """See `awa_sqla.complete_many`."""
+    return await async_session(session, "complete_many").run_sync(batch.complete_many, items)

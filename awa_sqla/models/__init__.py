@@ -1,0 +1,31 @@
+"""Declarative tables and views, and nothing that needs a session or a connection.
+
+`base` holds states, outcomes and the MetaData; `job` the three job tables and the view over them;
+`records` everything beside them; `wakeups` the NOTIFY trigger and its names.
+"""
+
+from awa_sqla.models.base import SCHEMA, AwaBase, JobState, Outcome
+from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
+from awa_sqla.models.records import FollowUpSpec, Obligation, Queue, RuntimeInstance, SchemaVersion
+from awa_sqla.models.snapshot import JobSnapshot
+
+metadata = AwaBase.metadata
+
+__all__ = [
+    "SCHEMA",
+    "Attempt",
+    "AwaBase",
+    "DeadLetter",
+    "FollowUpSpec",
+    "Job",
+    "JobRecord",
+    "JobSnapshot",
+    "JobState",
+    "Obligation",
+    "Outcome",
+    "Queue",
+    "RuntimeInstance",
+    "ScheduledJob",
+    "SchemaVersion",
+    "metadata",
+]

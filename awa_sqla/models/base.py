@@ -1,0 +1,86 @@
+"""The declarative base, the schema name, the states and the outcomes.
+
+Our tables live on their own `MetaData`, so an app's naming conventions, type maps and table arguments
+do not reach them, and its autogenerate does not see them. Another schema than `awa` is chosen with the
+engine's `schema_translate_map={"awa": "other"}`; no SQL text of the package names a schema.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from sqlalchemy import Dialect, MetaData, Sequence, Table, Text, inspect
+from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.types import TypeDecorator
+
+#: The schema our tables are declared in; what `schema_translate_map` translates.
+SCHEMA = "awa"
+
+
+class JobState(StrEnum):
+    """Where a job stands. Stored by value; bit n of `unique_states` is the n-th state of this order."""
+
+    SCHEDULED = "scheduled"
+    AVAILABLE = "available"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    RETRYABLE = "retryable"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    WAITING_EXTERNAL = "waiting_external"
+
+
+class Outcome(StrEnum):
+    """What a committed transition meant for the job: the key under which follow-ups are registered."""
+
+    COMPLETED = "completed"
+    RETRIED = "retried"
+    EXHAUSTED = "exhausted"
+    CANCELLED = "cancelled"
+    WAITING_FOR_CALLBACK = "waiting_for_callback"
+    RESCUED = "rescued"
+
+
+class StateText(TypeDecorator[JobState]):
+    """`text` in the database, `JobState` in Python. A native enum cannot be altered in a transaction."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:  # noqa: ARG002
+        return None if value is None else JobState(value).value
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> JobState | None:  # noqa: ARG002
+        return None if value is None else JobState(value)
+
+
+class AwaBase(DeclarativeBase):
+    """Base of the mapped tables."""
+
+    metadata = MetaData(schema=SCHEMA)
+    __table__: ClassVar[Table]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __repr__(self) -> str:
+        """Reads what is loaded and never loads: safe after a commit, in async code and in logs."""
+        state = inspect(self)
+        loaded: dict[str, Any] = state.dict
+        shown = [str(key) for key in state.identity or ()]
+        shown += [str(loaded[name]) for name in ("kind", "queue", "state") if name in loaded]
+        return f"<{' '.join([type(self).__name__, *shown])}>"
+
+
+class ViewBase(DeclarativeBase):
+    """Base of the mapped views: a MetaData of their own, so that nobody tries to create them as tables."""
+
+    metadata = MetaData(schema=SCHEMA)
+    __table__: ClassVar[Table]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    __repr__ = AwaBase.__repr__
+
+
+#: Ids are never reused, also not over a move to another table.
+jobs_id_seq = Sequence("jobs_id_seq", metadata=AwaBase.metadata)
+
+#: Leases come from a sequence, so that the lease of a claim that was rolled back is never issued again.
+run_lease_seq = Sequence("run_lease_seq", metadata=AwaBase.metadata)

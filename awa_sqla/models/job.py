@@ -1,0 +1,262 @@
+"""The three tables a job's row lives in, over one set of columns, and the read-only view of all three.
+
+`Job` holds what is available, running, waiting or finished; `ScheduledJob` what waits for its time;
+`DeadLetter` what failed for good in a queue that keeps such jobs. A row moves between them with its id.
+They are plain classes with no inheritance between them, and no foreign key may point at a job: rows
+move and are pruned. Store the `job_id` and use a viewonly relationship to `JobRecord`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from uuid import UUID
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    Text,
+    Uuid,
+    event,
+    func,
+    inspect,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, declared_attr, mapped_column
+
+from awa_sqla.args import A, JobArgs, decode
+from awa_sqla.errors import InvalidJob
+from awa_sqla.models.base import AwaBase, JobState, StateText, ViewBase, jobs_id_seq
+from awa_sqla.requests import EnqueueRequest
+
+Json = JSONB(none_as_null=True)
+Moment = DateTime(timezone=True)
+
+
+class Attempt(NamedTuple):
+    """One run of one job: the fencing token of every transition out of `running`.
+
+    Take it with `Attempt.of(job)` when the job object itself should not be carried along.
+    """
+
+    id: int
+    run_lease: int
+
+    @staticmethod
+    def of(job: object) -> Attempt:
+        """The attempt under which `job` was claimed or first loaded; needs no I/O and never loads.
+
+        The lease is the one that was current then, whatever the row says now: a refreshed `run_lease`
+        may be another worker's. Raises `InvalidJob` for anything that was never seen running.
+        """
+        if isinstance(job, Attempt):
+            return job
+        held = job.held_attempt if isinstance(job, Job) else None
+        if held is None:
+            raise InvalidJob(
+                "job",
+                f"{job!r} was not claimed and not loaded while running; pass the claimed Job or its Attempt",
+            )
+        return held
+
+
+class JobColumns:
+    """The columns that all three tables share."""
+
+    id: Mapped[int] = mapped_column(BigInteger, server_default=jobs_id_seq.next_value(), primary_key=True)
+    parent_id: Mapped[int | None] = mapped_column(BigInteger)
+    root_id: Mapped[int | None] = mapped_column(BigInteger)
+    run_lease: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    run_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+    created_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+    attempted_at: Mapped[datetime | None] = mapped_column(Moment)
+    heartbeat_at: Mapped[datetime | None] = mapped_column(Moment)
+    deadline_at: Mapped[datetime | None] = mapped_column(Moment)
+    finalized_at: Mapped[datetime | None] = mapped_column(Moment)
+    callback_timeout_at: Mapped[datetime | None] = mapped_column(Moment)
+    deadline_seconds: Mapped[float | None] = mapped_column(Double)
+    snoozes: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("2"))
+    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("25"))
+    unique_states: Mapped[int | None] = mapped_column(SmallInteger)
+    callback_id: Mapped[UUID | None] = mapped_column(Uuid)
+    state: Mapped[JobState] = mapped_column(StateText, server_default=text("'available'"))
+    kind: Mapped[str] = mapped_column(Text)
+    queue: Mapped[str] = mapped_column(Text, server_default=text("'default'"))
+    worker_id: Mapped[str | None] = mapped_column(Text)
+    parent_outcome: Mapped[str | None] = mapped_column(Text)
+    unique_key: Mapped[bytes | None] = mapped_column(LargeBinary)
+    args: Mapped[dict[str, Any]] = mapped_column(Json, server_default=text("'{}'"))
+    meta: Mapped[dict[str, Any]] = mapped_column("metadata", Json, server_default=text("'{}'"))
+    progress: Mapped[dict[str, Any] | None] = mapped_column(Json)
+    result: Mapped[Any | None] = mapped_column(Json)
+    tags: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    errors: Mapped[list[dict[str, Any]]] = mapped_column(ARRAY(JSONB), server_default=text("'{}'"))
+    callback_filter: Mapped[str | None] = mapped_column(Text)
+    callback_on_complete: Mapped[str | None] = mapped_column(Text)
+    callback_on_fail: Mapped[str | None] = mapped_column(Text)
+    callback_transform: Mapped[str | None] = mapped_column(Text)
+
+    def args_as(self, args_class: type[A], /) -> A:
+        """The arguments as an instance of `args_class`; unknown fields are ignored. Does no I/O once loaded.
+
+        Raises pydantic's `ValidationError` when the stored row does not fit the class.
+        """
+        return decode(args_class, self.args)
+
+
+def constraints(table: str, states: str, *indexes: Index) -> tuple[Any, ...]:
+    """The checks and lineage indexes of one job table; `states` is SQL for the states it may hold."""
+    return (
+        CheckConstraint(f"state IN ({states})", name=f"ck_{table}_state"),
+        CheckConstraint("length(kind) BETWEEN 1 AND 200", name=f"ck_{table}_kind"),
+        CheckConstraint("length(queue) BETWEEN 1 AND 200", name=f"ck_{table}_queue"),
+        CheckConstraint("priority BETWEEN 1 AND 4", name=f"ck_{table}_priority"),
+        CheckConstraint("attempt >= 0", name=f"ck_{table}_attempt"),
+        CheckConstraint("max_attempts BETWEEN 1 AND 1000", name=f"ck_{table}_max_attempts"),
+        CheckConstraint("cardinality(tags) <= 20", name=f"ck_{table}_tags"),
+        Index(f"ix_{table}_parent_id", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
+        Index(f"ix_{table}_root_id", "root_id", postgresql_where=text("root_id IS NOT NULL")),
+        *indexes,
+    )
+
+
+class Job(JobColumns, AwaBase):
+    """A job that is available, running, waiting for a callback, or finished."""
+
+    __tablename__ = "jobs_hot"
+
+    #: The attempt under which this instance was claimed or first loaded. Not mapped: expiry, refresh and
+    #: populate_existing do not touch it, so a stale holder never picks up the thief's lease.
+    if TYPE_CHECKING:
+        held_attempt: Attempt | None
+    else:
+        held_attempt = None
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return constraints(
+            "jobs_hot",
+            "'available', 'running', 'waiting_external', 'completed', 'failed', 'cancelled'",
+            Index(
+                "ix_jobs_hot_claim",
+                "queue",
+                "priority",
+                "run_at",
+                "id",
+                postgresql_where=text("state = 'available'"),
+            ),
+            Index("ix_jobs_hot_running", "id", postgresql_where=text("state = 'running'")),
+        )
+
+    @classmethod
+    def of(
+        cls,
+        args: JobArgs,
+        /,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        max_attempts: int | None = None,
+        deadline: timedelta | None = None,
+        tags: Iterable[str] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """A transient job for `session.add()`, with the options of `enqueue()`. Does no I/O.
+
+        For plain jobs only; `enqueue()` makes scheduled ones. Raises `InvalidJob` naming the field.
+        """
+        request = EnqueueRequest(
+            args,
+            queue=queue,
+            priority=priority,
+            max_attempts=max_attempts,
+            deadline=deadline,
+            tags=tags,
+            metadata=metadata,
+        )
+        return cls(**request.columns())
+
+
+class ScheduledJob(JobColumns, AwaBase):
+    """A job that waits for its time: scheduled for later, snoozed, or retryable after a failure."""
+
+    __tablename__ = "scheduled_jobs"
+
+    # No default: a missing due time must be an error, not "now".
+    run_at: Mapped[datetime] = mapped_column(Moment)
+    state: Mapped[JobState] = mapped_column(StateText, server_default=text("'scheduled'"))
+
+    #: Wait that becomes `run_at` in the flush, by the database's clock. Not mapped.
+    if TYPE_CHECKING:
+        pending_delay: timedelta | None
+    else:
+        pending_delay = None
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return constraints(
+            "scheduled_jobs", "'scheduled', 'retryable'", Index("ix_scheduled_jobs_due", "run_at", "id")
+        )
+
+
+class DeadLetter(JobColumns, AwaBase):
+    """A job that failed for good in a queue that keeps such jobs for an operator."""
+
+    __tablename__ = "dlq_entries"
+
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    state: Mapped[JobState] = mapped_column(StateText, server_default=text("'failed'"))
+    original_run_lease: Mapped[int] = mapped_column(BigInteger)
+    dlq_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+    dlq_reason: Mapped[str] = mapped_column(Text)
+
+    @declared_attr.directive
+    @classmethod
+    def __table_args__(cls) -> tuple[Any, ...]:
+        return constraints("dlq_entries", "'failed'")
+
+
+class JobRecord(JobColumns, ViewBase):
+    """A job wherever its row lives: the read-only view `jobs` over the three tables.
+
+    For `select()` and `session.get()` by id, and as the target of viewonly relationships. `stored_in` is
+    "hot", "scheduled" or "dead".
+    """
+
+    __tablename__ = "jobs"
+
+    stored_in: Mapped[str] = mapped_column(Text)
+
+
+def _remember_attempt(job: Job, context: object) -> None:  # noqa: ARG001 - SQLAlchemy's signature
+    """The first load of a running row fixes the attempt that this instance stands for."""
+    loaded: dict[str, Any] = inspect(job).dict
+    if loaded.get("state") is JobState.RUNNING and "run_lease" in loaded:
+        job.held_attempt = Attempt(loaded["id"], loaded["run_lease"])
+
+
+event.listen(Job, "load", _remember_attempt)
+
+#: The tables a row can move between.
+JOB_TABLES: tuple[type[Job] | type[ScheduledJob] | type[DeadLetter], ...] = (Job, ScheduledJob, DeadLetter)
+
+#: The attributes that the three tables share.
+SHARED: tuple[str, ...] = tuple(a.key for a in inspect(JobRecord).column_attrs if a.key != "stored_in")
+
+
+def shared_values(row: Job | ScheduledJob | DeadLetter) -> dict[str, Any]:
+    """The loaded values of the shared columns, for a row of another table."""
+    loaded: dict[str, Any] = inspect(row).dict
+    return {key: loaded[key] for key in SHARED}

@@ -1,0 +1,111 @@
+"""The tables beside the jobs: queues, the follow-up catalogue, obligations, running processes, version."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Identity, Index, Integer, Text, func, text
+from sqlalchemy import Double as Float
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from awa_sqla.models.base import AwaBase
+from awa_sqla.models.job import Json, Moment
+
+
+class Queue(AwaBase):
+    """Settings of one queue: `declared_*` written by workers, `override_*` by operators.
+
+    In force is: the job's own > override > declared > default.
+    """
+
+    __tablename__ = "queue_meta"
+
+    queue: Mapped[str] = mapped_column(Text, primary_key=True)
+    declared_concurrency: Mapped[int | None] = mapped_column(Integer)
+    declared_deadline_seconds: Mapped[float | None] = mapped_column(Float)
+    declared_poll_seconds: Mapped[float | None] = mapped_column(Float)
+    declared_dead_letters: Mapped[bool | None] = mapped_column(Boolean)
+    override_concurrency: Mapped[int | None] = mapped_column(Integer)
+    override_deadline_seconds: Mapped[float | None] = mapped_column(Float)
+    override_poll_seconds: Mapped[float | None] = mapped_column(Float)
+    override_dead_letters: Mapped[bool | None] = mapped_column(Boolean)
+    paused_at: Mapped[datetime | None] = mapped_column(Moment)
+    paused_by: Mapped[str | None] = mapped_column(Text)
+    pause_reason: Mapped[str | None] = mapped_column(Text)
+    paused_until: Mapped[datetime | None] = mapped_column(Moment)
+
+    __table_args__ = (
+        CheckConstraint("length(queue) BETWEEN 1 AND 200", name="ck_queue_meta_queue"),
+        CheckConstraint("paused_until IS NULL OR paused_at IS NOT NULL", name="ck_queue_meta_paused"),
+    )
+
+
+class FollowUpSpec(AwaBase):
+    """The catalogue: one row for each (kind, outcome, spec name) that some process can dispatch."""
+
+    __tablename__ = "follow_up_specs"
+
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)
+    outcome: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+    last_seen: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+
+
+class Obligation(AwaBase):
+    """A follow-up still owed for a committed transition: plain data from which its spec can be called.
+
+    `next_attempt_at` is null once the dispatch has given up; the row stays listed for an operator.
+    """
+
+    __tablename__ = "follow_up_obligations"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
+    kind: Mapped[str] = mapped_column(Text)
+    outcome: Mapped[str] = mapped_column(Text)
+    spec: Mapped[str] = mapped_column(Text)
+    snapshot: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    context: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    attempts: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    next_attempt_at: Mapped[datetime | None] = mapped_column(Moment, server_default=func.clock_timestamp())
+    last_error: Mapped[str | None] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+
+    __table_args__ = (
+        Index(
+            "ix_follow_up_obligations_due",
+            "next_attempt_at",
+            "id",
+            postgresql_where=text("next_attempt_at IS NOT NULL"),
+        ),
+    )
+
+
+class RuntimeInstance(AwaBase):
+    """A live process of ours: a worker, later also maintenance and callback ingress."""
+
+    __tablename__ = "runtime_instances"
+
+    id: Mapped[str] = mapped_column(Text, primary_key=True)
+    role: Mapped[str] = mapped_column(Text)
+    hostname: Mapped[str] = mapped_column(Text)
+    pid: Mapped[int] = mapped_column(Integer)
+    version: Mapped[str] = mapped_column(Text)
+    queues: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    kinds: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    unknown_kinds: Mapped[dict[str, int]] = mapped_column(Json, server_default=text("'{}'"))
+    started_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+    last_seen: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+    stopping_at: Mapped[datetime | None] = mapped_column(Moment)
+
+
+class SchemaVersion(AwaBase):
+    """One row for each installed step of the schema."""
+
+    __tablename__ = "schema_version"
+
+    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    applied_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())

@@ -1,0 +1,17 @@
+"""The versioned steps, oldest first: `STEPS[n - 1]` leads from version n - 1 to n, and back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from awa_sqla.schema.steps import s0001
+
+
+class Step(NamedTuple):
+    """The statements of one step, in order. Placeholders are filled in by `awa_sqla.schema`."""
+
+    up: tuple[str, ...]
+    down: tuple[str, ...]
+
+
+STEPS: tuple[Step, ...] = (Step(s0001.UP, s0001.DOWN),)

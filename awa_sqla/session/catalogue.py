@@ -1,0 +1,79 @@
+"""Which follow-up specs exist anywhere: the table that dispatching processes keep, read with a cache.
+
+A process that makes a transition runs the specs it has. For one that only the catalogue lists it leaves an
+obligation, so that no road and no process loses a follow-up. A row counts from 10 s after it was written
+(so that a first worker's start does not make others owe what they are about to import) until 7 days after
+its spec was last seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from weakref import WeakKeyDictionary
+
+from sqlalchemy import Engine, func, select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from awa_sqla.models.base import Outcome
+from awa_sqla.models.job import Job
+from awa_sqla.models.records import FollowUpSpec
+from awa_sqla.session.target import schema_in
+
+#: How long a reading is kept, and how old a row must be to count.
+FRESH = timedelta(seconds=10)
+#: How long a spec counts after it was last seen.
+REMEMBERED = timedelta(days=7)
+
+Names = dict[tuple[str, str], frozenset[str]]
+
+_now = func.statement_timestamp()
+_READ = select(FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name).where(
+    FollowUpSpec.last_seen > _now - REMEMBERED, FollowUpSpec.created_at <= _now - FRESH
+)
+
+_cache: WeakKeyDictionary[Engine, dict[str, tuple[float, Names]]] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def names(session: Session, kind: str, outcome: Outcome) -> frozenset[str]:
+    """The catalogued specs of (kind, outcome). Reads through the session at most once in 10 s."""
+    return _read(session).get((kind, outcome.value), frozenset())
+
+
+def _read(session: Session) -> Names:
+    bind = session.get_bind(Job)
+    engine, schema = bind.engine, schema_in(bind)
+    cached = _cache.get(engine, {}).get(schema)
+    if cached is not None and cached[0] > time.monotonic():
+        return cached[1]
+    found: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for kind, outcome, name in session.execute(_READ):
+        found[kind, outcome].add(name)
+    result = {key: frozenset(value) for key, value in found.items()}
+    with _lock:
+        _cache.setdefault(engine, {})[schema] = (time.monotonic() + FRESH.total_seconds(), result)
+    return result
+
+
+def forget_cache() -> None:
+    """Read again at the next transition: for tests, and after a spec was forgotten."""
+    with _lock:
+        _cache.clear()
+
+
+def publish(session: Session, specs: Iterable[tuple[str, Outcome, str]]) -> None:
+    """Write (kind, outcome, name) of every spec this process can dispatch, or refresh when it was seen."""
+    rows = [{"kind": kind, "outcome": outcome.value, "name": name} for kind, outcome, name in sorted(specs)]
+    if rows:
+        statement = insert(FollowUpSpec).values(rows)
+        session.execute(
+            statement.on_conflict_do_update(
+                index_elements=[FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name],
+                set_={"last_seen": func.clock_timestamp()},
+            )
+        )

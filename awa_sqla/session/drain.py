@@ -1,0 +1,71 @@
+"""From staged transitions to rows: call the specs, add what they return, owe what others must do.
+
+The drain adds rows and never takes one back: everything is computed before anything is added, so a spec
+that raises leaves no half of a follow-up behind. Its transition stays staged, and every later flush and commit
+raises again until the caller rolls back: transition and follow-up cannot be parted.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import inspect
+from sqlalchemy.orm import Session
+
+from awa_sqla.models.base import Outcome
+from awa_sqla.models.records import Obligation
+from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.session import catalogue, ledger
+from awa_sqla.session.events import plain
+from awa_sqla.session.ledger import Staged
+from awa_sqla.session.marks import registry_of
+
+
+def drain(session: Session) -> None:
+    """Bring everything staged in the innermost transaction into `session.new`.
+
+    Not re-entrant: a spec that queries would otherwise flush, and run a second time. Raises `FollowUpError`.
+    """
+    found = ledger.current(session)
+    if found is None or found.draining or not found.staged:
+        return
+    found.draining = True
+    try:
+        with session.no_autoflush:
+            while fresh := [entry for entry in found.staged if not entry.computed]:
+                brought = [_follow_ups(session, entry) for entry in fresh]
+                for entry, rows in zip(fresh, brought, strict=True):
+                    entry.rows.extend(rows)
+                    entry.computed = True
+            for entry in found.staged:
+                # Added again when they were expunged meanwhile, by a vetoed flush or expunge_all().
+                session.add_all(row for row in entry.rows if inspect(row).key is None and row not in session)
+    finally:
+        found.draining = False
+
+
+def _follow_ups(session: Session, entry: Staged) -> list[object]:
+    outcome = entry.outcome
+    if outcome is None:
+        return []
+    registry = registry_of(session)
+    local = registry.specs_of(entry.row.kind, outcome) if registry else ()
+    known = {spec.name for spec in local}
+    owed = sorted(catalogue.names(session, entry.row.kind, outcome) - known)
+    if entry.defer:
+        owed = [spec.name for spec in local] + owed
+        local = ()
+    if not local and not owed:
+        return []
+    snapshot = JobSnapshot.of(entry.row)
+    rows = [row for spec in local for row in spec.rows(snapshot, entry.context)]
+    return rows + [_obligation(snapshot, outcome, name, entry) for name in owed]
+
+
+def _obligation(snapshot: JobSnapshot, outcome: Outcome, name: str, entry: Staged) -> Obligation:
+    return Obligation(
+        job_id=snapshot.id,
+        kind=snapshot.kind,
+        outcome=outcome.value,
+        spec=name,
+        snapshot=snapshot.to_json(),
+        context=plain(entry.context),
+    )

@@ -1,0 +1,103 @@
+"""Our session event listeners: where staged transitions become rows.
+
+They sit on a session class (put there by `attach()`) or on one session (put there by the first verb or
+`enqueue()`), never on `Session` itself. What each does:
+
+* `before_flush` computes the follow-ups of everything staged and adds their rows, so that they go out in the
+  same flush; it comes first, so an app's own listeners see our rows in `session.new`;
+* `before_commit` does the same when there was nothing to flush, and adds again what was expunged;
+* `after_flush_postexec` lets settled transitions go, and takes up what a later listener staged;
+* `after_commit` of a savepoint hands the rest to its parent;
+* `do_orm_execute` refuses statements that would bypass all this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import event, func, inspect, select
+from sqlalchemy.orm import Session
+
+from awa_sqla.errors import ConfigurationError
+from awa_sqla.models.job import JobRecord, ScheduledJob
+from awa_sqla.session import drain, guards, ledger, target
+
+_installed: WeakSet[type[Session] | Session] = WeakSet()
+
+
+def installed(session: Session) -> bool:
+    """Whether our listeners hear this session."""
+    return session in _installed or any(cls in _installed for cls in type(session).__mro__)
+
+
+def install(where: Session | type[Session], caller: str = "attach") -> None:
+    """Put our listeners on a session or a session class, once.
+
+    Raises `ConfigurationError` when a session first meets us inside its own flush: its listeners could no
+    longer hear that flush.
+    """
+    if isinstance(where, Session):
+        if installed(where):
+            return
+        if getattr(where, "_flushing", False):
+            raise ConfigurationError(
+                f"{caller}() was called inside a flush of a session that awa_sqla does not know yet: call "
+                "follow_ups.attach(your_sessionmaker) once at start, before any session is used"
+            )
+    elif where in _installed:
+        return
+    event.listen(where, "before_flush", _before_flush, insert=True)
+    event.listen(where, "before_commit", _before_commit)
+    event.listen(where, "after_flush_postexec", _after_flush)
+    event.listen(where, "after_commit", _after_commit)
+    event.listen(where, "do_orm_execute", guards.refuse_statements, insert=True)
+    _installed.add(where)
+
+
+def _before_flush(session: Session, flush_context: object, instances: object) -> None:  # noqa: ARG001
+    drain.drain(session)
+    guards.refuse_writes(session)
+    if guards.holds_ours(session):
+        target.require_transaction(session)
+        _set_due_times(session)
+
+
+def _before_commit(session: Session) -> None:
+    drain.drain(session)
+
+
+def _after_flush(session: Session, flush_context: object) -> None:  # noqa: ARG001
+    found = ledger.current(session)
+    if found is not None:
+        for entry in found.staged:
+            if entry.settled:
+                _expire_record(session, entry.row.id)
+        found.staged[:] = [entry for entry in found.staged if not entry.settled]
+        drain.drain(session)
+
+
+def _after_commit(session: Session) -> None:
+    ledger.hand_over(session)
+
+
+def _set_due_times(session: Session) -> None:
+    """`delay` becomes `run_at` by the database's clock: one reading for all of a flush."""
+    waiting = [row for row in session.new if isinstance(row, ScheduledJob) and row.pending_delay is not None]
+    if waiting:
+        clock: Any = session.scalar(select(func.clock_timestamp()))
+        for row in waiting:
+            row.run_at = clock + row.pending_delay
+
+
+def _expire_record(session: Session, job_id: int) -> None:
+    """The view's row of this job, if it was loaded, is out of date."""
+    record = session.identity_map.get(inspect(JobRecord).identity_key_from_primary_key((job_id,)))
+    if record is not None:
+        session.expire(record)
+
+
+def pending(session: Session) -> bool:
+    """Whether unflushed rows or staged transitions of ours are in this session."""
+    found = ledger.current(session)
+    return guards.holds_ours(session) or (found is not None and bool(found.staged))

@@ -1,0 +1,284 @@
+"""Every guarded statement, built once from the table of transitions.
+
+States in WHERE are literals, so that the partial indexes match whatever the plan cache does; ids, leases and
+times are binds. In WHERE the clock is `statement_timestamp()`, which an index can use; in SET it is
+`clock_timestamp()`. Nothing uses the start of the caller's transaction, which may be minutes ago.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Double,
+    Integer,
+    Interval,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    column,
+    delete,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import InstrumentedAttribute
+
+from awa_sqla.models.base import JobState, run_lease_seq
+from awa_sqla.models.job import SHARED, Job, JobRecord, ScheduledJob
+from awa_sqla.models.records import Queue
+from awa_sqla.models.wakeups import SWITCH
+from awa_sqla.session.guards import MANAGED
+from awa_sqla.session.history import appended
+from awa_sqla.session.table import TRANSITIONS, Transition
+
+#: "fetch" and populate_existing are what keeps the identity map right; "auto" and "evaluate" lie to it.
+OPTIONS: dict[str, Any] = {"synchronize_session": "fetch", "populate_existing": True, MANAGED: True}
+
+NOW = func.clock_timestamp()
+AS_OF = func.statement_timestamp()
+
+
+def among(state: Any, states: tuple[JobState, ...]) -> ColumnElement[bool]:
+    """`state` is one of `states`, as literals."""
+    if len(states) == 1:
+        return state == bindparam(None, states[0], literal_execute=True)
+    return state.in_(bindparam(None, states, expanding=True, literal_execute=True))
+
+
+SECOND = literal_column("interval '1 second'", Interval)
+
+
+def seconds(name: str) -> Any:
+    """An interval from a bind of seconds."""
+    return cast(bindparam(name), Double) * SECOND
+
+
+def held(transition: Transition) -> ColumnElement[bool]:
+    """The fence of an attempt: this id, in a state the transition starts from, under this lease."""
+    return and_(
+        Job.id == bindparam("held_id", type_=BigInteger),
+        among(Job.state, transition.sources),
+        Job.run_lease == bindparam("held_lease", type_=BigInteger),
+    )
+
+
+def effects(transition: Transition) -> dict[str, Any]:
+    """The SET of a transition that stays in its table."""
+    values: dict[str, Any] = {"state": literal_column(f"'{transition.target.value}'")}
+    values.update(dict.fromkeys(transition.clears, null()))
+    if transition.finalizes:
+        values["finalized_at"] = NOW
+    return values
+
+
+def shared(cls: type[Job] | type[ScheduledJob]) -> list[InstrumentedAttribute[Any]]:
+    """The columns that a moved row takes along."""
+    return [getattr(cls, key) for key in SHARED]
+
+
+# ------------------------------------------------------------------ claim
+
+_paused = (
+    select(Queue.queue)
+    .where(
+        Queue.queue == Job.queue,
+        Queue.paused_at.is_not(None),
+        or_(Queue.paused_until.is_(None), Queue.paused_until > AS_OF),
+    )
+    .exists()
+)
+
+# A CTE, because LIMIT in a sub-select may be evaluated again for each row, and then claims far too many;
+# and the state once more in the UPDATE, because the row may have changed before the lock was had.
+_ready = (
+    select(Job.id)
+    .where(
+        among(Job.state, TRANSITIONS["claim"].sources),
+        Job.queue == bindparam("in_queue", type_=Text),
+        Job.run_at <= AS_OF,
+        ~_paused,
+    )
+    .order_by(Job.priority, Job.run_at, Job.id)
+    .limit(bindparam("limit", type_=Integer))
+    .with_for_update(skip_locked=True, key_share=True)
+    .cte("ready")
+    .prefix_with("MATERIALIZED")
+)
+
+_queue_deadline = (
+    select(func.coalesce(Queue.override_deadline_seconds, Queue.declared_deadline_seconds))
+    .where(Queue.queue == Job.queue)
+    .scalar_subquery()
+)
+
+_claim = (
+    update(Job)
+    .where(Job.id == _ready.c.id, among(Job.state, TRANSITIONS["claim"].sources))
+    .values(
+        **effects(TRANSITIONS["claim"]),
+        attempt=Job.attempt + 1,
+        run_lease=run_lease_seq.next_value(),
+        attempted_at=NOW,
+        heartbeat_at=NOW,
+        finalized_at=null(),
+        deadline_at=NOW + func.coalesce(Job.deadline_seconds, _queue_deadline) * SECOND,
+        worker_id=bindparam("by_worker", type_=Text),
+    )
+)
+
+CLAIM = _claim.returning(Job).execution_options(**OPTIONS)
+
+# ------------------------------------------------- transitions of an attempt
+
+COMPLETE = (
+    update(Job)
+    .where(held(TRANSITIONS["complete"]))
+    .values(**effects(TRANSITIONS["complete"]), result=bindparam("given_result", type_=JSONB(none_as_null=True)))
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+#: The row under its lock, and whether its queue keeps dead letters.
+LOCK = (
+    select(Job, func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False))
+    .outerjoin(Queue, Queue.queue == Job.queue)
+    .where(held(TRANSITIONS["retry"]))
+    .with_for_update(of=Job, key_share=True)
+    .execution_options(populate_existing=True)
+)
+
+EXHAUST = (
+    update(Job)
+    .where(held(TRANSITIONS["exhaust"]))
+    .values(**effects(TRANSITIONS["exhaust"]), errors=appended(Job))
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+_DELETE = {"synchronize_session": "fetch", MANAGED: True}
+
+#: For moves that leave an error entry: the row, its errors with the entry, the due time, the clock.
+TAKE_WITH_ERROR = (
+    delete(Job)
+    .where(held(TRANSITIONS["retry"]))
+    .returning(*shared(Job), appended(Job), NOW + seconds("delay"), NOW)
+    .execution_options(**_DELETE)
+)
+
+#: The same without an entry.
+TAKE = (
+    delete(Job)
+    .where(held(TRANSITIONS["snooze"]))
+    .returning(*shared(Job), Job.errors, NOW + seconds("delay"), NOW)
+    .execution_options(**_DELETE)
+)
+
+_old_metadata = func.coalesce(
+    Job.progress.op("->", return_type=JSONB())(literal_column("'metadata'")),
+    literal_column("'{}'::jsonb", JSONB),
+)
+
+
+def _kept(key: str, given: str, as_type: Any) -> ColumnElement[Any]:
+    old = Job.progress.op("->", return_type=JSONB())(literal_column(f"'{key}'"))
+    return func.coalesce(func.to_jsonb(cast(bindparam(given), as_type)), old)
+
+
+SET_PROGRESS = (
+    update(Job)
+    .where(held(TRANSITIONS["complete"]))
+    .values(
+        progress=func.jsonb_build_object(
+            literal_column("'percent'"),
+            _kept("percent", "percent", Double),
+            literal_column("'message'"),
+            _kept("message", "message", Text),
+            literal_column("'metadata'"),
+            _old_metadata.op("||")(bindparam("given_metadata", type_=JSONB)),
+        )
+    )
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+# ----------------------------------------------------------------- by id
+
+_silent = func.coalesce(func.current_setting(SWITCH, true()), "") == "off"
+
+
+def _wake(channel: Any, payload: Any) -> ColumnElement[Any]:
+    """NOTIFY as part of a RETURNING, unless the transaction has switched wake-ups off."""
+    return case((_silent, None), else_=cast(func.pg_notify(channel, payload), Text))
+
+
+CANCEL = (
+    update(Job)
+    .where(Job.id == bindparam("job_id", type_=BigInteger), among(Job.state, TRANSITIONS["cancel"].sources))
+    .values(**effects(TRANSITIONS["cancel"]), errors=appended(Job))
+    .returning(
+        Job,
+        _wake(
+            bindparam("channel", type_=Text),
+            func.concat("c:", Job.id, ":", Job.run_lease),
+        ),
+    )
+    .execution_options(**OPTIONS)
+)
+
+CANCEL_DEFERRED = (
+    delete(ScheduledJob)
+    .where(ScheduledJob.id == bindparam("job_id", type_=BigInteger))
+    .returning(*shared(ScheduledJob), appended(ScheduledJob), NOW, NOW)
+    .execution_options(**_DELETE)
+)
+
+FIND = select(JobRecord.state, JobRecord.run_lease, JobRecord.stored_in).where(
+    JobRecord.id == bindparam("job_id", type_=BigInteger)
+)
+
+# ---------------------------------------------------------------- batches
+
+_held_rows = (
+    func.unnest(
+        bindparam("ids", type_=ARRAY(BigInteger)),
+        bindparam("leases", type_=ARRAY(BigInteger)),
+        bindparam("results", type_=ARRAY(JSONB(none_as_null=True))),
+    )
+    .table_valued(column("id", BigInteger), column("run_lease", BigInteger), column("result", JSONB), name="held")
+    .render_derived()
+)
+
+# Locked in the order of their ids: two batches cannot wait for each other.
+_locked = (
+    select(Job.id, _held_rows.c.result)
+    .join(_held_rows, and_(Job.id == _held_rows.c.id, Job.run_lease == _held_rows.c.run_lease))
+    .where(among(Job.state, TRANSITIONS["complete"].sources))
+    .order_by(Job.id)
+    .with_for_update(of=Job, key_share=True)
+    .cte("locked")
+)
+
+COMPLETE_MANY = (
+    update(Job)
+    .where(Job.id == _locked.c.id)
+    .values(**effects(TRANSITIONS["complete"]), result=_locked.c.result)
+    .returning(Job.id, Job.kind)
+    .execution_options(synchronize_session=False, **{MANAGED: True})
+)
+
+LOAD_MANY = (
+    select(Job)
+    .where(Job.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))))
+    .order_by(Job.id)
+    .execution_options(populate_existing=True)
+)

@@ -1,0 +1,152 @@
+"""The table of transitions: the one place that says what may change how.
+
+The statements are built from it, the tests walk it, and `docs/reference/transitions.md` prints it. A
+transition names the states it starts from, what guards it, the state and table it leads to, the columns it
+clears, whether it sets `finalized_at`, the outcomes whose follow-ups it brings, and how many statements it
+costs (with a warm catalogue, without the INSERTs of follow-ups).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from awa_sqla.models.base import JobState, Outcome
+
+
+class Guard(StrEnum):
+    """What a row must match besides its state."""
+
+    LEASE = "id and run_lease"
+    ID = "id"
+    DUE = "due, queue not paused, not locked"
+    STALE = "heartbeat too old, not locked"
+
+
+class Store(StrEnum):
+    """The table a row is in: the values of `JobRecord.stored_in`."""
+
+    HOT = "hot"
+    SCHEDULED = "scheduled"
+    DEAD = "dead"
+
+
+#: What every exit from `running` clears.
+ATTEMPT_COLUMNS = (
+    "heartbeat_at",
+    "deadline_at",
+    "callback_id",
+    "callback_timeout_at",
+    "callback_filter",
+    "callback_on_complete",
+    "callback_on_fail",
+    "callback_transform",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One row of the table."""
+
+    verb: str
+    sources: tuple[JobState, ...]
+    guard: Guard
+    target: JobState
+    store: Store = Store.HOT
+    clears: tuple[str, ...] = ATTEMPT_COLUMNS
+    finalizes: bool = False
+    outcomes: tuple[Outcome, ...] = ()
+    statements: int | None = None
+
+
+_S = JobState
+_HELD = (JobState.RUNNING,)
+_LIVE = (JobState.AVAILABLE, JobState.RUNNING, JobState.WAITING_EXTERNAL)
+_DEFERRED = (JobState.SCHEDULED, JobState.RETRYABLE)
+_LEASE = Guard.LEASE
+
+TRANSITIONS: dict[str, Transition] = {
+    "claim": Transition("claim", (_S.AVAILABLE,), Guard.DUE, _S.RUNNING, clears=(), statements=1),
+    "complete": Transition(
+        "complete",
+        _HELD,
+        _LEASE,
+        _S.COMPLETED,
+        clears=(*ATTEMPT_COLUMNS, "progress"),
+        finalizes=True,
+        outcomes=(Outcome.COMPLETED,),
+        statements=1,
+    ),
+    "retry": Transition(
+        "fail, retry_after",
+        _HELD,
+        _LEASE,
+        _S.RETRYABLE,
+        Store.SCHEDULED,
+        finalizes=True,
+        outcomes=(Outcome.RETRIED,),
+        statements=3,
+    ),
+    "exhaust": Transition(
+        "fail, retry_after",
+        _HELD,
+        _LEASE,
+        _S.FAILED,
+        finalizes=True,
+        outcomes=(Outcome.EXHAUSTED,),
+        statements=2,
+    ),
+    "bury": Transition(
+        "fail, retry_after",
+        _HELD,
+        _LEASE,
+        _S.FAILED,
+        Store.DEAD,
+        finalizes=True,
+        outcomes=(Outcome.EXHAUSTED,),
+        statements=3,
+    ),
+    "snooze": Transition("snooze", _HELD, _LEASE, _S.SCHEDULED, Store.SCHEDULED, statements=2),
+    "cancel": Transition(
+        "cancel", _LIVE, Guard.ID, _S.CANCELLED, finalizes=True, outcomes=(Outcome.CANCELLED,), statements=1
+    ),
+    "cancel_deferred": Transition(
+        "cancel",
+        _DEFERRED,
+        Guard.ID,
+        _S.CANCELLED,
+        finalizes=True,
+        outcomes=(Outcome.CANCELLED,),
+        statements=3,
+    ),
+    "promote": Transition("promote", _DEFERRED, Guard.DUE, _S.AVAILABLE),
+    "rescue": Transition(
+        "rescue",
+        _HELD,
+        Guard.STALE,
+        _S.RETRYABLE,
+        Store.SCHEDULED,
+        finalizes=True,
+        outcomes=(Outcome.RESCUED,),
+    ),
+    "rescue_spent": Transition(
+        "rescue",
+        _HELD,
+        Guard.STALE,
+        _S.FAILED,
+        finalizes=True,
+        outcomes=(Outcome.RESCUED, Outcome.EXHAUSTED),
+    ),
+    "rescue_dead": Transition(
+        "rescue",
+        _HELD,
+        Guard.STALE,
+        _S.FAILED,
+        Store.DEAD,
+        finalizes=True,
+        outcomes=(Outcome.RESCUED, Outcome.EXHAUSTED),
+    ),
+    "postpone_unknown": Transition("unknown kind", _HELD, _LEASE, _S.SCHEDULED, Store.SCHEDULED, statements=2),
+}
+
+TERMINAL = frozenset({JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED})

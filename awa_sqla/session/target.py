@@ -1,0 +1,91 @@
+"""Which session a caller means, and whether our promises can hold in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from awa_sqla.errors import ConfigurationError, UnsupportedSession
+from awa_sqla.models.base import SCHEMA
+from awa_sqla.models.job import Job
+
+SyncSession = Session | scoped_session[Any]
+AnyAsyncSession = AsyncSession | async_scoped_session[Any]
+
+
+def sync_session(session: object, verb: str) -> Session:
+    """The `Session` behind a sync verb's first argument."""
+    if isinstance(session, Session):
+        return session
+    if isinstance(session, scoped_session):
+        return sync_session(session(), verb)
+    if isinstance(session, AsyncSession | async_scoped_session):
+        raise UnsupportedSession(
+            f"{verb}() takes a Session; for {type(session).__name__} use `await awa_sqla.asyncio.{verb}(...)`"
+        )
+    raise UnsupportedSession(
+        f"{verb}() takes a Session, a subclass of it or a scoped_session, not {_named(session)}"
+    )
+
+
+def async_session(session: object, verb: str) -> AsyncSession:
+    """The `AsyncSession` behind an async verb's first argument."""
+    if isinstance(session, AsyncSession):
+        return session
+    if isinstance(session, async_scoped_session):
+        return async_session(session(), verb)
+    if isinstance(session, Session | scoped_session):
+        raise UnsupportedSession(
+            f"awa_sqla.asyncio.{verb}() takes an AsyncSession; for {type(session).__name__} use `awa_sqla.{verb}(...)`"
+        )
+    raise UnsupportedSession(
+        f"{verb}() takes an AsyncSession, a subclass of it or an async_scoped_session, not {_named(session)}"
+    )
+
+
+def any_session(session: object, verb: str) -> Session:
+    """The `Session` behind either kind, for functions that do no I/O."""
+    if isinstance(session, AsyncSession | async_scoped_session):
+        return async_session(session, verb).sync_session
+    return sync_session(session, verb)
+
+
+def _named(thing: object) -> str:
+    if isinstance(thing, Engine | Connection):
+        return f"{type(thing).__name__} (make a Session(bind=...) of it)"
+    return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
+
+
+def schema_of(session: Session) -> str:
+    """The schema our tables have in this session's database."""
+    bind = session.get_bind(Job)
+    return schema_in(bind)
+
+
+def schema_in(bind: Engine | Connection) -> str:
+    """The schema our tables have for this engine or connection: its `schema_translate_map` decides."""
+    translated = bind.get_execution_options().get("schema_translate_map") or {}
+    return translated.get(SCHEMA) or SCHEMA
+
+
+def require_transaction(session: Session) -> None:
+    """Refuse sessions in which transition and follow-up could not commit together.
+
+    In AUTOCOMMIT mode every statement is durable at once; with a bind of their own, our tables would be in
+    another transaction than the caller's rows.
+    """
+    bind = session.get_bind(Job)
+    if session.bind is not None and bind is not session.bind:
+        raise ConfigurationError(
+            f"this session sends the job tables to {bind!r} and its other rows to {session.bind!r}: two transactions, "
+            "so nothing would commit together. Keep the jobs in the database of the rows they belong to"
+        )
+    connection = session.connection(bind_arguments={"mapper": Job})
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise ConfigurationError(
+            "this session's connection is in AUTOCOMMIT mode, where every statement is durable at once and "
+            "nothing can be rolled back: use an engine (or connection) with a transactional isolation level"
+        )

@@ -1,0 +1,43 @@
+"""What every test run needs: a PostgreSQL to test with, or a plain message before any test.
+
+The fixtures are in `tests.databases`.  A run without PostgreSQL fails; it is no green run of skipped tests.
+"""
+
+import os
+
+import pytest
+
+from awa_sqla.localpg import PostgresUnavailable, find_binaries
+
+pytest_plugins = ["tests.databases"]
+
+SERVER_VARIABLE = "AWA_TEST_DATABASE_URL"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check for a server, and keep the user's settings for other servers away from ours."""
+    if os.environ.get(SERVER_VARIABLE):
+        # A run that was killed may have left its databases on a server that is not thrown away.
+        config.option.postgresql_drop_test_database = True
+        return
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]  # PGSSLMODE=require would break every connection
+    # An exit in a fixture is an internal error under xdist, so the check is here, in the controlling process.
+    if hasattr(config, "workerinput") or config.option.collectonly or config.option.help:
+        return
+    try:
+        find_binaries()
+    except PostgresUnavailable as exc:
+        raise pytest.UsageError(f"the tests need PostgreSQL. {exc.message(SERVER_VARIABLE)}") from None
+
+
+def pytest_report_header() -> str:
+    """Which server the run is about."""
+    if os.environ.get(SERVER_VARIABLE):
+        return f"postgresql: the server of {SERVER_VARIABLE}"
+    try:
+        binaries = find_binaries()
+    except PostgresUnavailable:
+        return "postgresql: none found"
+    major, minor = binaries.version
+    return f"postgresql: a throw-away {major}.{minor} from {binaries.source}"
