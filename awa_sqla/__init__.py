@@ -19,6 +19,7 @@ them yourself with `claim`, `complete`, `fail`, `retry_after`, `snooze`, `cancel
 `awa_sqla.alembic` install the tables.
 """
 
+from awa_sqla.app import Awa
 from awa_sqla.args import Backoff, JobArgs
 from awa_sqla.errors import (
     AwaError,
@@ -61,13 +62,16 @@ from awa_sqla.session.events import (
 )
 from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
+from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Attempt",
+    "Awa",
     "AwaError",
     "Backoff",
+    "Cancel",
     "Cancelled",
     "Completed",
     "CompletedBatch",
@@ -84,22 +88,27 @@ __all__ = [
     "InvalidState",
     "Job",
     "JobArgs",
+    "JobContext",
     "JobNotFound",
     "JobRecord",
     "JobSnapshot",
     "JobState",
     "Outcome",
+    "QueueConfig",
     "RescueReason",
     "Rescued",
     "Retried",
+    "RetryAfter",
     "ScheduledJob",
     "SchemaVersionError",
+    "Snooze",
     "StaleJobError",
     "TerminalError",
     "UnknownKind",
     "UnmanagedWriteError",
     "UnsupportedSession",
     "WaitingForCallback",
+    "Worker",
     "cancel",
     "claim",
     "complete",

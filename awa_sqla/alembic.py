@@ -1,4 +1,4 @@
-"""Alembic: `op.awa_migrate`, its autogenerate comparator, and filters for `env.py`.
+"""What an app's `env.py` needs: the plugin and the filters.
 
 An app keeps our tables in its own history. One line in one of its revisions installs them, and another
 one after an upgrade of the package changes them:
@@ -14,109 +14,92 @@ one after an upgrade of the package changes them:
 Alembic finds the operation through this package's entry point; nothing needs to be imported. With
 `autogenerate_plugins=["alembic.autogenerate.*", "awa_sqla.alembic"]` in `context.configure()`,
 `alembic revision --autogenerate` writes that line, and `alembic check` fails while the database is behind.
+With a schema of another name, add `awa_schema="jobs"` there, and take the filters from `filters("jobs")`.
+
+Alembic loads this module while it is half imported itself, so nothing here imports Alembic: the operation is
+in `awa_sqla.schema.operation`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from alembic.autogenerate import renderers
-from alembic.operations import MigrateOperation, Operations
-from alembic.util import PriorityDispatchResult
-
-from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA, AwaBase, ViewBase
-from awa_sqla.schema import LATEST, as_ddl, installed_version, lock_key, lock_version, run, statements
+from awa_sqla.schema import checked_schema
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
     from alembic.operations.ops import UpgradeOps
     from alembic.runtime.plugins import Plugin
+    from alembic.util import PriorityDispatchResult
 
-__all__ = ["AwaMigrateOp", "include_name", "include_object", "setup"]
+__all__ = ["Filters", "filters", "include_name", "include_object", "setup"]
 
-
-@Operations.register_operation("awa_migrate")
-class AwaMigrateOp(MigrateOperation):
-    """Bring our schema from one version to another."""
-
-    def __init__(self, from_: int, to: int, schema: str = SCHEMA) -> None:
-        self.from_ = from_
-        self.to = to
-        self.schema = schema
-
-    @classmethod
-    def awa_migrate(cls, operations: Operations, *, from_: int, to: int, schema: str = SCHEMA) -> None:
-        """Bring our schema from version `from_` to `to`, upwards or downwards.
-
-        Both are named because a revision must mean the same for ever, and offline mode (`--sql`) cannot
-        look. Raises `SchemaVersionError` when the database is not at `from_`, `ConfigurationError` for an
-        unknown version.
-        """
-        operations.invoke(cls(from_, to, schema))
-
-    def reverse(self) -> AwaMigrateOp:
-        """The mirrored operation, which autogenerate writes into `downgrade()`."""
-        return AwaMigrateOp(self.to, self.from_, self.schema)
-
-    def to_diff_tuple(self) -> tuple[Any, ...]:
-        """What `alembic check` reports."""
-        return ("awa_migrate", self.from_, self.to)
-
-
-@Operations.implementation_for(AwaMigrateOp)
-def _run(operations: Operations, operation: AwaMigrateOp) -> None:
-    context = operations.get_context()
-    if context.as_sql:
-        key = lock_key(operation.schema).replace("'", "''")
-        operations.execute(as_ddl(f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"))
-        for statement in statements(operation.from_, operation.to, schema=operation.schema):
-            operations.execute(as_ddl(statement))
-        return
-    connection = context.connection
-    if connection is None:
-        raise ConfigurationError("op.awa_migrate needs a connection or offline mode")
-    found = lock_version(connection, operation.schema)
-    if found != operation.from_:
-        hint = (
-            f"this revision leads from {operation.from_} to {operation.to}; if the schema was brought there in "
-            "another way, tell Alembic so with `alembic stamp`"
-        )
-        raise SchemaVersionError(found, operation.from_, operation.schema, hint)
-    run(connection, operation.from_, operation.to, operation.schema)
-
-
-@renderers.dispatch_for(AwaMigrateOp)
-def _render(context: AutogenContext, operation: AwaMigrateOp) -> str:
-    prefix = context.opts["alembic_module_prefix"]
-    schema = "" if operation.schema == SCHEMA else f", schema={operation.schema!r}"
-    return f"{prefix}awa_migrate(from_={operation.from_}, to={operation.to}{schema})"
-
-
-def _compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
-    connection = context.connection
-    if connection is not None:
-        schema = context.opts.get("awa_schema", SCHEMA)
-        found = installed_version(connection, schema)
-        if found < LATEST:
-            upgrade_ops.ops.insert(0, AwaMigrateOp(found, LATEST, schema))
-    return PriorityDispatchResult.CONTINUE
+_OURS = frozenset(table.name for base in (AwaBase, ViewBase) for table in base.metadata.tables.values())
 
 
 def setup(plugin: Plugin) -> None:
-    """Called by Alembic through the entry point."""
-    plugin.add_autogenerate_comparator(_compare, "autogenerate")
+    """Called by Alembic through the entry point: registers `op.awa_migrate` and its comparator."""
+    from awa_sqla.schema import operation  # noqa: PLC0415 - imports Alembic
+
+    def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+        return operation.compare(context, upgrade_ops)  # late: `operation` may be what is importing Alembic
+
+    plugin.add_autogenerate_comparator(compare, "autogenerate")
 
 
-_OURS = {table.name for base in (AwaBase, ViewBase) for table in base.metadata.tables.values()}
+class Filters(NamedTuple):
+    """The two filters of one schema, for `context.configure(**filters("jobs")._asdict())`."""
+
+    include_name: _IncludeName
+    include_object: _IncludeObject
 
 
-def include_name(name: str | None, type_: str, parent_names: dict[str, str | None]) -> bool:  # noqa: ARG001
-    """For `context.configure(include_name=...)`: leave the schema `awa` out of the app's autogenerate."""
-    return not (type_ == "schema" and name == SCHEMA)
+def filters(schema: str = SCHEMA) -> Filters:
+    """The filters for our tables in a schema of another name. Does no I/O.
+
+    Raises `ConfigurationError` for a schema name that is no plain identifier.
+    """
+    checked_schema(schema)
+    return Filters(_IncludeName(schema), _IncludeObject(schema))
 
 
-def include_object(obj: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:  # noqa: ARG001, FBT001
-    """For `context.configure(include_object=...)`: leave our tables out of the app's autogenerate."""
-    table = obj if type_ == "table" else getattr(obj, "table", None)
-    return not (table is not None and table.schema == SCHEMA and table.name in _OURS)
+class _IncludeName:
+    """Leaves the whole schema out, before anything of it is read."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def __call__(self, name: str | None, type_: str, parent_names: Any) -> bool:  # noqa: ARG002
+        return not (type_ == "schema" and name == self.schema)
+
+
+class _IncludeObject:
+    """Leaves our tables out, by schema and name, with all that hangs on them."""
+
+    def __init__(self, schema: str) -> None:
+        self.schema = schema
+
+    def __call__(self, obj: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:  # noqa: ARG002, FBT001
+        table = obj if type_ == "table" else getattr(obj, "table", None)
+        return not (table is not None and table.schema == self.schema and table.name in _OURS)
+
+
+#: For `context.configure(include_name=...)`: leave the schema `awa` out of the app's autogenerate.
+include_name = _IncludeName(SCHEMA)
+
+#: For `context.configure(include_object=...)`: leave our tables out, where the app has its own in that schema.
+include_object = _IncludeObject(SCHEMA)
+
+
+class _PluginModule(ModuleType):
+    """This module as the list of plugins that Alembic before 1.20.1 took every entry point to be."""
+
+    def __iter__(self) -> Iterator[ModuleType]:
+        yield self
+
+
+sys.modules[__name__].__class__ = _PluginModule

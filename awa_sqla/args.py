@@ -22,7 +22,7 @@ import random
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary
 
@@ -207,6 +207,9 @@ def _same(path: str, value: object, again: object) -> None:
     """Raise `InvalidJob` at the first place where the decoded value differs from the given one."""
     if isinstance(value, datetime) and value.tzinfo is None:
         raise InvalidJob(path, "is a naive datetime: say which time zone it is in")
+    if isinstance(value, datetime) and isinstance(again, datetime) and value != again:
+        # In UTC: in the hour that a clock shows twice, a local time equals none of another zone.
+        value, again = value.astimezone(UTC), again.astimezone(UTC)
     if type(value) is not type(again) and value != again:
         raise InvalidJob(path, f"is a {type(value).__name__} and would come back as a {type(again).__name__}")
     if isinstance(value, BaseModel):

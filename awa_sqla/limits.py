@@ -23,6 +23,9 @@ ERROR_CHARACTERS = 1 << 16
 TRACEBACK_CHARACTERS = 1 << 15
 ERRORS_HEAD, ERRORS_TAIL = 5, 45
 
+#: Python itself reads and writes no decimal number above 4300 digits.
+LARGEST = 10**4000
+
 #: Longer than any plan: keeps `now() + delay` inside PostgreSQL's timestamps.
 LONGEST = timedelta(days=365 * 1000)
 
@@ -113,7 +116,11 @@ def metadata(value: object) -> dict[str, Any]:
 
 def json_value(path: str, value: object) -> None:
     """Refuse what `jsonb` cannot hold, or would hold as something else, naming the path of the value."""
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool):
+        return
+    if isinstance(value, int):
+        if abs(value) >= LARGEST:
+            raise InvalidJob(path, "has more digits than readers of JSON take")
         return
     if isinstance(value, str):
         storable(path, value)

@@ -99,7 +99,9 @@ def load_schema(*, host: str, port: int, user: str, dbname: str, password: str |
 
 # These two stand for the fixtures of the same names in pytest-postgresql.
 postgresql_noproc = factories.postgresql_noproc(
-    depends_on="postgres_server", dbname=DBNAME, load=[load_schema]
+    depends_on="postgres_server",
+    dbname=DBNAME,
+    load=[load_schema],
 )
 postgresql = factories.postgresql("postgresql_noproc")
 
@@ -120,7 +122,8 @@ def db_url_str(db_url: URL) -> str:
 
 @pytest.fixture
 def fresh_db_url(
-    postgres_server: Server, postgresql: psycopg.Connection[tuple[object, ...]]
+    postgres_server: Server,
+    postgresql: psycopg.Connection[tuple[object, ...]],
 ) -> Iterator[URL]:
     """A database with the schema that no other test sees, dropped after the test."""
     url = postgres_server.url(postgresql.info.dbname)

@@ -154,7 +154,8 @@ def find_binaries() -> Binaries:
             looked_at.append(f"  {bindir} ({source}): {exc}")
     details = "\n".join(looked_at)
     if forced:
-        raise PostgresUnavailable(f"AWA_PG_BINDIR={forced} is set, but not usable: correct it or unset it.\n{details}")
+        wrong = f"AWA_PG_BINDIR={forced} is set, but not usable: correct it or unset it."
+        raise PostgresUnavailable(f"{wrong}\n{details}")
     reason = "No PostgreSQL server found on this machine."
     raise PostgresUnavailable(f"{reason}\nLooked at:\n{details}" if looked_at else reason, needs_another=True)
 

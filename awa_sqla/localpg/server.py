@@ -259,9 +259,12 @@ def _parent_directory(user: OsUser | None) -> Path:
 
 
 def _clean_environment() -> dict[str, str]:
-    """Ours without what would steer PostgreSQL or the guard; messages in English, for we read one of them."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PG", "LC_", "PYTHON"))}
-    return {**env, "LANG": "C", "LC_ALL": "C"}
+    """Ours without what would steer PostgreSQL.
+
+    LC_ALL=C: we read one message, in English; and with others macOS starts a thread, which the server refuses.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return {**env, "LC_ALL": "C"}
 
 
 def _free_port() -> int:

@@ -40,9 +40,9 @@ def statements(from_: int, to: int, *, schema: str = SCHEMA) -> Iterator[str]:
     ledger = f"{quoted(schema)}.schema_version"
     for version in range(from_ + 1, to + 1):
         yield from _filled(STEPS[version - 1].up, schema)
-        yield f"INSERT INTO {ledger} (version) VALUES ({version})"
+        yield f"INSERT INTO {ledger} (version) VALUES ({version})"  # noqa: S608 - a checked name, a number
     for version in range(from_, to, -1):
-        yield f"DELETE FROM {ledger} WHERE version = {version}"
+        yield f"DELETE FROM {ledger} WHERE version = {version}"  # noqa: S608
         yield from _filled(STEPS[version - 1].down, schema)
 
 
@@ -107,7 +107,7 @@ def run(connection: Connection, from_: int, to: int, schema: str) -> None:
 
 def as_ddl(statement: str) -> DDL:
     """An executable element of plain SQL; colons and percent signs are left alone."""
-    return DDL(statement.replace("%", "%%"))
+    return DDL(statement.replace("%", "%%"))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 def checked_schema(schema: str) -> None:
@@ -117,6 +117,8 @@ def checked_schema(schema: str) -> None:
             f"schema {schema!r} is no plain identifier: letters, digits, '_' and '-', at most 63 bytes, "
             "and no digit first"
         )
+    if schema.startswith("pg_") or schema == "information_schema":
+        raise ConfigurationError(f"schema {schema!r} is PostgreSQL's own: choose another name")
 
 
 def _filled(step: tuple[str, ...], schema: str) -> Iterator[str]:

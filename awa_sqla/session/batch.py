@@ -16,7 +16,7 @@ from awa_sqla.session import catalogue, ledger, marks, statements
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
 from awa_sqla.session.target import SyncSession
-from awa_sqla.session.verbs import entered
+from awa_sqla.session.steps import entered
 
 
 class Completion(NamedTuple):

@@ -17,7 +17,7 @@ from awa_sqla.session import ledger, statements
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.table import TERMINAL
 from awa_sqla.session.target import SyncSession, schema_of
-from awa_sqla.session.verbs import entered, moved_values
+from awa_sqla.session.steps import entered, moved_values
 
 Cancellable = Job | ScheduledJob | DeadLetter | JobRecord | JobSnapshot | int
 

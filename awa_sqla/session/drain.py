@@ -57,10 +57,13 @@ def _follow_ups(session: Session, entry: Staged) -> list[object]:
         return []
     snapshot = JobSnapshot.of(entry.row)
     rows = [row for spec in local for row in spec.rows(snapshot, entry.context)]
-    return rows + [_obligation(snapshot, outcome, name, entry) for name in owed]
+    why = ledger.reason_to_defer(session)
+    return rows + [_obligation(snapshot, outcome, name, entry, why) for name in owed]
 
 
-def _obligation(snapshot: JobSnapshot, outcome: Outcome, name: str, entry: Staged) -> Obligation:
+def _obligation(
+    snapshot: JobSnapshot, outcome: Outcome, name: str, entry: Staged, error: str | None
+) -> Obligation:
     return Obligation(
         job_id=snapshot.id,
         kind=snapshot.kind,
@@ -68,4 +71,5 @@ def _obligation(snapshot: JobSnapshot, outcome: Outcome, name: str, entry: Stage
         spec=name,
         snapshot=snapshot.to_json(),
         context=plain(entry.context),
+        last_error=error,
     )

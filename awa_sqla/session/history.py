@@ -12,15 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import ARRAY, ColumnElement, Integer, bindparam, case, cast, func, literal_column
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError, StatementError
 
 from awa_sqla import limits
-from awa_sqla.errors import InvalidJob
+from awa_sqla.errors import FollowUpError, InvalidJob
 from awa_sqla.models.job import Job, ScheduledJob
 
-_PACKAGE = str(Path(__file__).parents[1])
+#: Frames below these folders are ours and SQLAlchemy's, not the app's.
+_MACHINERY = (str(Path(__file__).parents[1]), str(Path(sqlalchemy.__file__).parent))
 
 
 def describe(error: object) -> dict[str, Any]:
@@ -32,7 +34,10 @@ def describe(error: object) -> dict[str, Any]:
     cls = type(error)
     name = cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
     parts = {"error": limits.cleaned(_text(error)), "type": name}
-    if frames := _frames(error.__traceback__):
+    origin = error.__cause__ if isinstance(error, FollowUpError) and error.__cause__ else error
+    if origin is not error:
+        parts["error"] = limits.cleaned(f"{parts['error']} ({type(origin).__name__}: {_text(origin)})")
+    if frames := _frames(origin.__traceback__):
         parts["traceback"] = limits.cleaned(frames, limits.TRACEBACK_CHARACTERS)
     return parts
 
@@ -52,7 +57,7 @@ def _text(error: BaseException) -> str:
 
 def _frames(start: TracebackType | None) -> str:
     frames = traceback.extract_tb(start)
-    theirs = [frame for frame in frames if not frame.filename.startswith(_PACKAGE)]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_MACHINERY)]
     return "".join(traceback.StackSummary.from_list(theirs or frames).format())
 
 

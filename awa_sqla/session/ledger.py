@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import inspect
 from sqlalchemy.orm import Session, SessionTransaction
@@ -50,7 +50,7 @@ class Ledger:
 
 
 _ledgers: WeakKeyDictionary[SessionTransaction, Ledger] = WeakKeyDictionary()
-_deferring: WeakSet[SessionTransaction] = WeakSet()
+_deferring: WeakKeyDictionary[SessionTransaction, str | None] = WeakKeyDictionary()
 
 
 def boundary(session: Session) -> SessionTransaction | None:
@@ -90,11 +90,20 @@ def hand_over(session: Session) -> None:
         _ledgers.setdefault(transaction.parent, Ledger()).staged.extend(ledger.staged)
 
 
-def defer_all(session: Session) -> None:
-    """In the session's present root transaction, call no spec: every follow-up becomes an obligation."""
-    _deferring.add(session.get_transaction() or session.begin())
+def defer_all(session: Session, *, error: str | None = None) -> None:
+    """In the session's present root transaction, call no spec: every follow-up becomes an obligation.
+
+    `error` is why, kept on the obligations.
+    """
+    _deferring[session.get_transaction() or session.begin()] = error
 
 
 def deferring(session: Session) -> bool:
     """Whether `defer_all` holds for the session's present root transaction."""
     return session.get_transaction() in _deferring
+
+
+def reason_to_defer(session: Session) -> str | None:
+    """The error given to `defer_all`."""
+    transaction = session.get_transaction()
+    return None if transaction is None else _deferring.get(transaction)

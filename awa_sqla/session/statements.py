@@ -138,6 +138,9 @@ _claim = (
 
 CLAIM = _claim.returning(Job).execution_options(**OPTIONS)
 
+#: For a connection instead of a session: plain rows of the shared columns, three times cheaper than entities.
+CLAIM_ROWS = _claim.returning(*shared(Job))
+
 # ------------------------------------------------- transitions of an attempt
 
 COMPLETE = (
@@ -232,6 +235,14 @@ CANCEL = (
             func.concat("c:", Job.id, ":", Job.run_lease),
         ),
     )
+    .execution_options(**OPTIONS)
+)
+
+CANCEL_HELD = (
+    update(Job)
+    .where(held(TRANSITIONS["cancel_held"]))
+    .values(**effects(TRANSITIONS["cancel_held"]), errors=appended(Job))
+    .returning(Job)
     .execution_options(**OPTIONS)
 )
 

@@ -110,6 +110,15 @@ TRANSITIONS: dict[str, Transition] = {
     "cancel": Transition(
         "cancel", _LIVE, Guard.ID, _S.CANCELLED, finalizes=True, outcomes=(Outcome.CANCELLED,), statements=1
     ),
+    "cancel_held": Transition(
+        "Cancel(reason) returned by the handler",
+        _HELD,
+        _LEASE,
+        _S.CANCELLED,
+        finalizes=True,
+        outcomes=(Outcome.CANCELLED,),
+        statements=1,
+    ),
     "cancel_deferred": Transition(
         "cancel",
         _DEFERRED,

@@ -11,23 +11,23 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Row, inspect
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import flag_dirty
 
 from awa_sqla import limits
-from awa_sqla.args import Backoff, backoff_of
-from awa_sqla.errors import InvalidJob, StaleJobError
+from awa_sqla.args import Backoff
+from awa_sqla.errors import InvalidJob
 from awa_sqla.models.base import JobState, Outcome
-from awa_sqla.models.job import SHARED, Attempt, DeadLetter, Job, ScheduledJob
-from awa_sqla.session import ledger, listeners, marks, statements
+from awa_sqla.models.job import Attempt, Job, ScheduledJob
+from awa_sqla.session import ledger, statements
+from awa_sqla.session.failing import Failed, Failure, end_attempt
 from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
-from awa_sqla.session.target import SyncSession, require_transaction, sync_session
+from awa_sqla.session.steps import entered, fence, moved_values, one
+from awa_sqla.session.target import SyncSession
 
 Held = Job | Attempt
-Failed = ScheduledJob | Job | DeadLetter
 
 
 def claim(
@@ -105,7 +105,7 @@ def fail_with(
     """`fail()` with the backoff of the caller's own registry."""
     target = entered(session, "fail", transition=True)
     entry = describe(error) | ({"terminal": True} if terminal else {})
-    return _fail(target, Attempt.of(job), entry, terminal=terminal, delay=None, backoff=backoff)
+    return end_attempt(target, Attempt.of(job), Failure(entry=entry, terminal=terminal, backoff=backoff))
 
 
 def retry_after(session: SyncSession, job: Held, delay: timedelta, /, *, error: str = "") -> Failed:
@@ -117,54 +117,7 @@ def retry_after(session: SyncSession, job: Held, delay: timedelta, /, *, error: 
     target = entered(session, "retry_after", transition=True)
     wait = limits.duration("delay", delay, zero=True)
     entry = describe(error) | {"retry_after": wait.total_seconds()}
-    return _fail(target, Attempt.of(job), entry, terminal=False, delay=wait, backoff=None)
-
-
-def _fail(
-    session: Session,
-    attempt: Attempt,
-    entry: dict[str, Any],
-    *,
-    terminal: bool,
-    delay: timedelta | None,
-    backoff: Backoff | None,
-) -> Failed:
-    locked = session.execute(statements.LOCK, fence(attempt)).one_or_none()
-    row, keeps_dead_letters = one(session, attempt, locked)
-    number: int = row.attempt
-    context = {"error": entry["error"], "attempt": number}
-    if not terminal and number < row.max_attempts:
-        wait = delay if delay is not None else (backoff or backoff_of(row.kind)).delay(number)
-        taken = session.execute(
-            statements.TAKE_WITH_ERROR, fence(attempt, entry=entry, delay=wait.total_seconds())
-        ).one()
-        return _rescheduled(session, taken, JobState.RETRYABLE, Outcome.RETRIED, context)
-    if keeps_dead_letters:
-        taken = session.execute(statements.TAKE_WITH_ERROR, fence(attempt, entry=entry, delay=0)).one()
-        return _buried(session, taken, "terminal_error" if terminal else "max_attempts_exhausted", context)
-    failed = session.scalars(statements.EXHAUST, fence(attempt, entry=entry)).one()
-    ledger.stage(session, Staged(failed, Outcome.EXHAUSTED, context))
-    return failed
-
-
-def _rescheduled(
-    session: Session, taken: Row[Any], state: JobState, outcome: Outcome | None, context: dict[str, Any]
-) -> ScheduledJob:
-    values, due, clock = moved_values(taken)
-    row = ScheduledJob(**values | {"state": state, "run_at": due})
-    if outcome is not None:
-        row.finalized_at = clock
-        context = context | {"next_run_at": due}
-    ledger.stage(session, Staged(row, outcome, context, rows=[row]))
-    return row
-
-
-def _buried(session: Session, taken: Row[Any], reason: str, context: dict[str, Any]) -> DeadLetter:
-    values, _, clock = moved_values(taken)
-    own = {"dlq_reason": reason, "dlq_at": clock, "original_run_lease": values["run_lease"]}
-    row = DeadLetter(**values | own | {"state": JobState.FAILED, "finalized_at": clock})
-    ledger.stage(session, Staged(row, Outcome.EXHAUSTED, context, rows=[row]))
-    return row
+    return end_attempt(target, Attempt.of(job), Failure(entry=entry, delay=wait))
 
 
 def snooze(session: SyncSession, job: Held, delay: timedelta, /) -> ScheduledJob:
@@ -174,18 +127,36 @@ def snooze(session: SyncSession, job: Held, delay: timedelta, /) -> ScheduledJob
     `ScheduledJob`, fully loaded. One statement and the INSERT of the moved row. Raises `StaleJobError`,
     `InvalidJob` (job, delay), `UnsupportedSession`, `ConfigurationError`. (DESIGN 4)
     """
-    return put_back(session, job, delay, verb="snooze", counts=1)
+    return _put_back(entered(session, "snooze"), job, delay, counts=1)
 
 
-def put_back(session: SyncSession, job: Held, delay: timedelta, *, verb: str, counts: int) -> ScheduledJob:
-    """End the attempt uncharged; `counts` is what it adds to `snoozes`."""
-    target = entered(session, verb)
+def put_back(session: SyncSession, job: Held, delay: timedelta) -> ScheduledJob:
+    """End the attempt as if it had never been claimed, and offer the job again after `delay`.
+
+    For attempts that could not run: a kind the worker does not know, a shutdown. Otherwise like `snooze()`, but not
+    counted as one.
+    """
+    return _put_back(entered(session, "put_back"), job, delay, counts=0)
+
+
+def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> ScheduledJob:
     wait = limits.duration("delay", delay, zero=True)
     attempt = Attempt.of(job)
-    found = target.execute(statements.TAKE, fence(attempt, delay=wait.total_seconds())).one_or_none()
-    row = _rescheduled(target, one(target, attempt, found), JobState.SCHEDULED, None, {})
-    row.attempt -= 1
-    row.snoozes += counts
+    found = session.execute(statements.TAKE, fence(attempt, delay=wait.total_seconds())).one_or_none()
+    values, due, _ = moved_values(one(session, attempt, found))
+    values |= {"attempt": values["attempt"] - 1, "snoozes": values["snoozes"] + counts}
+    row = ScheduledJob(**values | {"state": JobState.SCHEDULED, "run_at": due})
+    ledger.stage(session, Staged(row, None, rows=[row]))
+    return row
+
+
+def cancel_attempt(session: SyncSession, job: Held, reason: str) -> Job:
+    """`cancel()` by the attempt itself, fenced by its lease: what a handler's `Cancel(reason)` does."""
+    target = entered(session, "cancel", transition=True)
+    attempt = Attempt.of(job)
+    entry = {"error": f"cancelled: {limits.cleaned(reason)}", "type": "cancelled"}
+    row = one(target, attempt, target.scalars(statements.CANCEL_HELD, fence(attempt, entry=entry)).one_or_none())
+    ledger.stage(target, Staged(row, Outcome.CANCELLED, {"reason": reason}))
     return row
 
 
@@ -211,46 +182,3 @@ def set_progress(
     row = one(target, attempt, target.scalars(statements.SET_PROGRESS, fence(attempt, **values)).one_or_none())
     flag_dirty(row)
     return row
-
-
-# ------------------------------------------------------------ shared steps
-
-
-def entered(session: object, verb: str, *, transition: bool = False) -> Session:
-    """The session of a verb, ready for it: known to us, transactional, attached where that matters."""
-    target = sync_session(session, verb)
-    listeners.install(target, verb)
-    if transition:
-        marks.require_registry(target, verb)
-    require_transaction(target)
-    if not target.autoflush and listeners.pending(target):
-        target.flush()
-    return target
-
-
-def fence(attempt: Attempt, **parameters: Any) -> dict[str, Any]:
-    """The binds of a guarded statement."""
-    return {"held_id": attempt.id, "held_lease": attempt.run_lease, **parameters}
-
-
-def one(session: Session, attempt: Attempt, found: Any) -> Any:
-    """What the guarded statement matched, or `StaleJobError` with the row as it is now."""
-    if found is not None:
-        return found
-    known = session.identity_map.get(inspect(Job).identity_key_from_primary_key((attempt.id,)))
-    now = session.get(Job, attempt.id, populate_existing=True)
-    if now is None:
-        if known is not None and known in session:
-            session.expunge(known)
-        raise StaleJobError(attempt.id, attempt.run_lease)
-    raise StaleJobError(attempt.id, attempt.run_lease, now.state.value, now.run_lease)
-
-
-def moved_values(taken: Row[Any]) -> tuple[dict[str, Any], Any, Any]:
-    """(attributes of the moved row, due time, clock) from a DELETE ... RETURNING of the shared columns."""
-    *columns, errors, due, clock = taken
-    values = dict(zip(SHARED, columns, strict=True)) | {"errors": errors}
-    return values | dict.fromkeys(_CLEARED), due, clock
-
-
-_CLEARED = tuple(getattr(Job, name).key for name in statements.TRANSITIONS["retry"].clears)

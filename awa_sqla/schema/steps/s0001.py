@@ -290,13 +290,16 @@ DOWN = (
     "DROP TABLE {schema}.schema_version",
     "DROP SEQUENCE {schema}.jobs_id_seq",
     "DROP SEQUENCE {schema}.run_lease_seq",
-    # The schema too, unless somebody else owns it or keeps something in it.
+    # The schema too, unless something is in it, somebody else owns it, or we could not make it again.
     """\
 DO $body$ BEGIN
     IF {schema_literal} <> '"public"' AND NOT EXISTS (
         SELECT FROM pg_depend WHERE refclassid = 'pg_namespace'::regclass
         AND refobjid = to_regnamespace({schema_literal}) AND deptype = 'n'
-    ) AND pg_has_role((SELECT nspowner FROM pg_namespace WHERE oid = to_regnamespace({schema_literal})), 'MEMBER')
+    ) AND EXISTS (
+        SELECT FROM pg_namespace WHERE oid = to_regnamespace({schema_literal})
+        AND nspowner = (SELECT oid FROM pg_roles WHERE rolname = current_user)
+    ) AND has_database_privilege(current_database(), 'CREATE')
     THEN
         DROP SCHEMA {schema};
     END IF;

@@ -1,0 +1,166 @@
+"""`Awa`: the tasks, follow-ups and queues of one application, and the way to run them.
+
+    awa = Awa(queues={"email": QueueConfig(concurrency=20)})
+
+    @awa.task(SendEmail)
+    async def send_email(ctx: JobContext[SendEmail]) -> None:
+        await mailer.send(ctx.args.to, ctx.args.subject)
+
+    @awa.on_completed(Charge)
+    def receipt(event: Completed[Charge]) -> SendReceipt:
+        return SendReceipt(order_id=event.args.order_id)
+
+    awa.attach(SessionLocal)
+    awa.run_worker("postgresql+psycopg://...")
+
+Registering does no I/O; a module that defines an `Awa` can be imported by web processes and workers alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
+from typing import Any, TypedDict, Unpack
+
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import sessionmaker
+
+from awa_sqla.args import A
+from awa_sqla.errors import ConfigurationError
+from awa_sqla.session.follow_ups import FollowUps
+from awa_sqla.worker.config import QueueConfig, WorkerOptions, checked_queues
+from awa_sqla.worker.context import JobContext
+from awa_sqla.worker.engines import Given
+from awa_sqla.worker.process import run_until_stopped
+from awa_sqla.worker.runner import Worker
+from awa_sqla.worker.tasks import Tasks
+
+Lifespan = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+class Options(TypedDict, total=False):
+    """The options of a worker."""
+
+    session_factory: sessionmaker[Any] | None
+    async_session_factory: async_sessionmaker[Any] | None
+    queues: Iterable[str] | None
+    listen_url: str | None
+    notify: bool
+    heartbeat: timedelta
+    stale_after: timedelta
+    grace: timedelta
+    maintenance: bool
+    claim_batch: int
+
+
+class Awa:
+    """One application: what its jobs do and what follows on them.
+
+    `queues` maps queue names to their `QueueConfig`; the default queues of all tasks are served too. `lifespan` is
+    an async context manager function, called with the app (or with nothing) when a worker starts; what it yields
+    is `ctx.state`. `database_url` is used when none is given elsewhere. Raises `InvalidJob` for bad queues.
+    """
+
+    def __init__(
+        self,
+        *,
+        queues: Mapping[str, QueueConfig] | None = None,
+        lifespan: Lifespan | None = None,
+        database_url: str | None = None,
+    ) -> None:
+        self.queues = checked_queues(queues)
+        self.lifespan = lifespan
+        self.database_url = database_url
+        self.tasks = Tasks()
+        self.follow_ups = FollowUps()
+        registry = self.follow_ups
+        self.on_completed = registry.on_completed
+        self.on_retried = registry.on_retried
+        self.on_exhausted = registry.on_exhausted
+        self.on_cancelled = registry.on_cancelled
+        self.on_waiting_for_callback = registry.on_waiting_for_callback
+        self.on_rescued = registry.on_rescued
+
+    def task(
+        self,
+        args_class: type[A],
+        /,
+        *,
+        transactional: bool = False,
+        retry_on: Iterable[type[BaseException]] | None = None,
+        discard_on: Iterable[type[BaseException]] = (),
+    ) -> Callable[[Callable[[JobContext[A]], Any]], Callable[[JobContext[A]], Any]]:
+        """Register the handler of a kind: an `async def` runs as a task, a `def` in a thread.
+
+        With `transactional`, `ctx.session` carries the handler's writes, the outcome and its follow-ups in one
+        commit. `retry_on` names the errors that are tried again (default: all); `discard_on` those that fail the
+        job at once, as `TerminalError` does. Raises `DuplicateKind`, `ConfigurationError`, `InvalidJob`.
+        """
+
+        def register(handler: Callable[[JobContext[A]], Any]) -> Callable[[JobContext[A]], Any]:
+            self.tasks.add(
+                args_class, handler, transactional=transactional, retry_on=retry_on, discard_on=discard_on
+            )
+            return handler
+
+        return register
+
+    def attach(self, target: object, /) -> None:
+        """Make this app's follow-ups hold in the sessions of `target`; see `FollowUps.attach`."""
+        self.follow_ups.attach(target)
+
+    def detach(self, target: object, /) -> None:
+        """Undo `attach(target)`."""
+        self.follow_ups.detach(target)
+
+    def worker(self, engine_or_url: Given | None = None, /, **options: Unpack[Options]) -> Worker:
+        """A worker for `async with`: it runs jobs inside the block and stops gracefully at its end.
+
+        `engine_or_url` is a database URL, an Engine or an AsyncEngine. Options: `session_factory` and
+        `async_session_factory` make `ctx.session` (default: on engines of the worker's own; they are attached),
+        `queues` serves only these, `listen_url` is a direct URL for LISTEN where the other goes through a pooler,
+        `notify=False` polls only, `heartbeat` (30 s) at most a third of `stale_after` (90 s), `grace` (30 s) for
+        running jobs at a stop, `maintenance=False` leaves promotion and rescue to others, `claim_batch` (500).
+
+        Raises `ConfigurationError` and `InvalidJob` here, `SchemaVersionError` on entry.
+        """
+        return Worker(self, self._database(engine_or_url), WorkerOptions(**_sequences(options)))
+
+    def run_worker(self, engine_or_url: Given | None = None, /, **options: Unpack[Options]) -> int:
+        """Run a worker until SIGINT or SIGTERM. Blocks; returns 0, or 1 when jobs were abandoned.
+
+        The first signal stops claiming and lets running jobs end within `grace`, the second asks them to stop, the
+        third exits at once.
+        """
+        return run_until_stopped(lambda: self.worker(engine_or_url, **options))
+
+    def lifespan_context(self) -> AbstractAsyncContextManager[Any]:
+        """The context manager of one worker's life."""
+        if self.lifespan is None:  # pragma: no cover - asked before
+            raise ConfigurationError("this app has no lifespan")
+        takes_app = bool(inspect.signature(self.lifespan).parameters)
+        return self.lifespan(self) if takes_app else self.lifespan()
+
+    @property
+    def version(self) -> str:
+        """The version of this package, for the worker's row."""
+        from importlib.metadata import version
+
+        return version("awa-sqla")
+
+    def _database(self, given: Given | None) -> Given:
+        found = self.database_url if given is None else given
+        if found is None:
+            raise ConfigurationError("no database: give the worker a URL or an engine, or Awa(database_url=...)")
+        return found
+
+
+def _sequences(options: Options) -> dict[str, Any]:
+    values: dict[str, Any] = dict(options)
+    if values.get("queues") is not None:
+        values["queues"] = tuple(values["queues"])
+    return values
+
+

@@ -1,0 +1,176 @@
+"""The group `awa-sqla` and its verbs."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from awa_sqla.cli.finding import Settings
+
+EXIT_PRECONDITION = 4
+EXIT_UNREACHABLE = 6
+
+
+class Duration(click.ParamType):
+    """`30s`, `500ms`, `5m`, `2h`, `7d`."""
+
+    name = "duration"
+    _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}  # noqa: RUF012
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Parse; usage error for anything else."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is no duration; write for instance 30s, 500ms, 5m, 2h or 7d", param, ctx)
+        return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
+
+
+def _after_verb(command: Any) -> Any:
+    """Let -A and -d also be written after the verb, where many look for them."""
+
+    def keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+        if value is not None and param.name is not None:
+            ctx.obj = replace(ctx.obj, **{param.name: value})
+
+    for flags, metavar in ((("-A", "--app"), "MODULE:ATTR"), (("-d", "--database-url"), "URL")):
+        option = click.option(*flags, metavar=metavar, expose_value=False, callback=keep, help="As before the verb.")
+        command = option(command)
+    return command
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-A", "--app", metavar="MODULE:ATTR", help="The app; else AWA_APP or pyproject.toml.")
+@click.option("-d", "--database-url", metavar="URL", help="The database; else AWA_DATABASE_URL, DATABASE_URL.")
+@click.option("-v", "--verbose", is_flag=True, help="Log more.")
+@click.option("-q", "--quiet", is_flag=True, help="Log errors only.")
+@click.version_option(package_name="awa-sqla", prog_name="awa-sqla")
+@click.pass_context
+def cli(ctx: click.Context, app: str | None, database_url: str | None, *, verbose: bool, quiet: bool) -> None:
+    """Background jobs inside your SQLAlchemy session."""
+    level = logging.DEBUG if verbose else logging.ERROR if quiet else logging.INFO
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("awa_sqla").setLevel(level)
+    ctx.obj = Settings(app, database_url)
+
+
+@cli.command()
+@_after_verb
+@click.option("-Q", "--queue", "queues", multiple=True, help="Serve only this queue; may be repeated.")
+@click.option("--grace", type=Duration(), default="30s", show_default=True, help="For running jobs at a stop.")
+@click.option("--heartbeat", type=Duration(), default="30s", show_default=True)
+@click.option("--stale-after", type=Duration(), default="90s", show_default=True, help="When a silent worker is dead.")
+@click.option("--listen-url", metavar="URL", help="Direct URL for LISTEN, where the database is behind a pooler.")
+@click.option("--no-notify", is_flag=True, help="Poll only.")
+@click.option("--no-maintenance", is_flag=True, help="Leave promotion, rescue and obligations to others.")
+@click.pass_obj
+def worker(
+    settings: Settings, queues: tuple[str, ...], *, no_notify: bool, no_maintenance: bool, **options: Any
+) -> None:
+    """Run the app's jobs until SIGINT or SIGTERM.
+
+    The first signal stops claiming and lets running jobs end, the second asks them to stop, the third leaves at once.
+    Exit status 1: jobs had to be abandoned.
+    """
+    from sqlalchemy.exc import DBAPIError
+
+    from awa_sqla.errors import AwaError, SchemaVersionError
+
+    app = settings.load_app()
+    try:
+        status = app.run_worker(
+            settings.database(app),
+            queues=queues or None,
+            notify=not no_notify,
+            maintenance=not no_maintenance,
+            **options,
+        )
+    except SchemaVersionError as exc:
+        _leave(str(exc), EXIT_PRECONDITION)
+    except AwaError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except (DBAPIError, OSError) as exc:
+        _leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
+    sys.exit(status)
+
+
+@cli.command()
+@_after_verb
+@click.option("--to", type=int, metavar="N", help="The version to reach, up or down; default: the latest.")
+@click.option("--schema", default="awa", show_default=True)
+@click.option("--sql", is_flag=True, help="Print the SQL from version 0 and run nothing.")
+@click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
+@click.pass_obj
+def migrate(settings: Settings, to: int | None, schema: str, *, sql: bool, check: bool) -> None:
+    """Install or change our schema, for apps without Alembic."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import DBAPIError
+
+    from awa_sqla import schema as steps
+    from awa_sqla.errors import AwaError, SchemaVersionError
+    from awa_sqla.worker.engines import source
+
+    target = steps.LATEST if to is None else to
+    try:
+        if sql:
+            for statement in steps.statements(0, target, schema=schema):
+                click.echo(f"{statement};\n")
+            return
+        url, _ = source(settings.database())
+        engine = create_engine(url)
+        with engine.begin() as connection:
+            if check:
+                found = steps.installed_version(connection, schema)
+                click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
+                sys.exit(0 if found == steps.LATEST else EXIT_PRECONDITION)
+            before, after = steps.migrate(connection, target, schema)
+        click.echo(f"schema {schema}: {'already at' if before == after else f'{before} ->'} version {after}")
+    except SchemaVersionError as exc:
+        _leave(str(exc), EXIT_PRECONDITION)
+    except AwaError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except DBAPIError as exc:
+        _leave(f"the database refused: {exc.orig}", EXIT_UNREACHABLE)
+
+
+@cli.command()
+@_after_verb
+@click.argument("directory", required=False, type=click.Path(path_type=Path))
+@click.option("--kill", is_flag=True, help="Kill workers with SIGKILL in the middle; the result must be the same.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
+@click.option("--keep", is_flag=True, help="Keep the demo's schemas in a database that was given.")
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 16), help="Worker processes.")
+@click.pass_obj
+def demo(settings: Settings, directory: Path | None, *, kill: bool, as_json: bool, keep: bool, workers: int) -> None:
+    """Catalogue the files of DIRECTORY through the queue, the way an application would.
+
+    Without a database URL it starts a PostgreSQL of its own and removes it at the end. Without a directory it takes
+    Python's standard library.
+    """
+    from awa_sqla.demo import Plan, run
+
+    sys.exit(
+        run(
+            Plan(
+                directory=directory,
+                database_url=settings.given_database(),
+                kill=kill,
+                as_json=as_json,
+                keep=keep,
+                workers=workers,
+            )
+        )
+    )
+
+
+def _leave(message: str, status: int) -> NoReturn:
+    click.echo(f"awa-sqla: {message}", err=True)
+    sys.exit(status)

@@ -1,0 +1,11 @@
+"""What keeps the tables moving when nobody claims: promotion, rescue, obligations.
+
+Each lane is a plain function over the caller's Session that does one bounded piece of work; SKIP LOCKED makes it
+safe to run the same lane in several processes. Workers run them beside their queues (`awa_sqla.worker`).
+"""
+
+from awa_sqla.maintenance.obligations import Dispatched, dispatch_obligation
+from awa_sqla.maintenance.promote import Promoted, promote
+from awa_sqla.maintenance.rescue import rescue
+
+__all__ = ["Dispatched", "Promoted", "dispatch_obligation", "promote", "rescue"]

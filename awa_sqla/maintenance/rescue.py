@@ -1,0 +1,59 @@
+"""Rescue: attempts whose worker is gone, or whose deadline has passed, are taken away from it.
+
+Bounded by max_attempts, with backoff and dead letters like any failure. No user code runs here: every follow-up
+of the Rescued and Exhausted outcomes becomes an obligation in the same transaction, so a spec that raises cannot
+keep a job from being rescued.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Integer, bindparam, case, func, literal_column, or_, select
+from sqlalchemy.orm import Session
+
+from awa_sqla.models.job import Attempt, Job
+from awa_sqla.models.records import Queue
+from awa_sqla.session import listeners
+from awa_sqla.session.events import RescueReason
+from awa_sqla.session.failing import Failure, end_locked
+from awa_sqla.session.statements import AS_OF, among, seconds
+from awa_sqla.session.table import TRANSITIONS
+
+_stale = Job.heartbeat_at < AS_OF - seconds("stale_after")
+
+_STALE = (
+    select(
+        Job,
+        func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False),
+        case((_stale, literal_column("'stale'")), else_=literal_column("'overdue'")),
+    )
+    .outerjoin(Queue, Queue.queue == Job.queue)
+    .where(among(Job.state, TRANSITIONS["rescue"].sources), or_(_stale, Job.deadline_at < AS_OF))
+    .order_by(Job.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(of=Job, key_share=True, skip_locked=True)
+    .execution_options(populate_existing=True)
+)
+
+_REASONS = {
+    "stale": (RescueReason.STALE_HEARTBEAT, "heartbeat stale: worker presumed dead"),
+    "overdue": (RescueReason.DEADLINE_EXCEEDED, "hard deadline exceeded"),
+}
+
+
+def rescue(session: Session, *, stale_after: timedelta, limit: int = 500) -> list[Attempt]:
+    """Take up to `limit` attempts from workers that have not beaten for `stale_after`, or that are overdue.
+
+    Rows that a transaction holds are passed over: their holder is alive. Returns the attempts that ended.
+    """
+    listeners.install(session, "rescue")
+    parameters: dict[str, Any] = {"stale_after": stale_after.total_seconds(), "most": limit}
+    ended: list[Attempt] = []
+    for job, keeps_dead_letters, why in session.execute(_STALE, parameters).all():
+        reason, text = _REASONS[why]
+        ended.append(Attempt(job.id, job.run_lease))
+        failure = Failure(entry={"error": text, "type": "rescue"}, rescued=reason)
+        end_locked(session, job, failure, keeps_dead_letters=keeps_dead_letters)
+    return ended

@@ -1,0 +1,51 @@
+"""The steps that all verbs share: enter the session, fence the attempt, read what the statement matched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Row, inspect
+from sqlalchemy.orm import Session
+
+from awa_sqla.errors import StaleJobError
+from awa_sqla.models.job import SHARED, Attempt, Job
+from awa_sqla.session import listeners, marks
+from awa_sqla.session.table import ATTEMPT_COLUMNS
+from awa_sqla.session.target import require_transaction, sync_session
+
+
+def entered(session: object, verb: str, *, transition: bool = False) -> Session:
+    """The session of a verb, ready for it: known to us, transactional, attached where that matters."""
+    target = sync_session(session, verb)
+    listeners.install(target, verb)
+    if transition:
+        marks.require_registry(target, verb)
+    require_transaction(target)
+    if not target.autoflush and listeners.pending(target):
+        target.flush()
+    return target
+
+
+def fence(attempt: Attempt, **parameters: Any) -> dict[str, Any]:
+    """The binds of a guarded statement."""
+    return {"held_id": attempt.id, "held_lease": attempt.run_lease, **parameters}
+
+
+def one(session: Session, attempt: Attempt, found: Any) -> Any:
+    """What the guarded statement matched, or `StaleJobError` with the row as it is now."""
+    if found is not None:
+        return found
+    known = session.identity_map.get(inspect(Job).identity_key_from_primary_key((attempt.id,)))
+    now = session.get(Job, attempt.id, populate_existing=True)
+    if now is None:
+        if known is not None and known in session:
+            session.expunge(known)
+        raise StaleJobError(attempt.id, attempt.run_lease)
+    raise StaleJobError(attempt.id, attempt.run_lease, now.state.value, now.run_lease)
+
+
+def moved_values(taken: Row[Any]) -> tuple[dict[str, Any], Any, Any]:
+    """(attributes of the moved row, due time, clock) from a DELETE ... RETURNING of the shared columns."""
+    *columns, errors, due, clock = taken
+    values = dict(zip(SHARED, columns, strict=True)) | {"errors": errors}
+    return values | dict.fromkeys(ATTEMPT_COLUMNS), due, clock

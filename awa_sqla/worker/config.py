@@ -1,0 +1,102 @@
+"""Settings of queues and workers, checked when they are made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from awa_sqla import limits
+from awa_sqla.errors import ConfigurationError, InvalidJob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueConfig:
+    """How this process serves one queue.
+
+    `concurrency`: attempts at a time in this process (50). `deadline`: longest run of one attempt, for jobs
+    without their own (none). `poll_interval`: how often to look for work when there is no listener (0.2 s).
+    `dead_letters`: keep jobs that failed for good as dead letters for an operator (no). Workers write these as the
+    queue's declared settings when they start.
+    """
+
+    concurrency: int = 50
+    deadline: timedelta | None = None
+    poll_interval: timedelta = timedelta(milliseconds=200)
+    dead_letters: bool = False
+
+    def __post_init__(self) -> None:
+        limits.integer("concurrency", self.concurrency, 1, 100_000)
+        limits.duration("poll_interval", self.poll_interval)
+        if self.deadline is not None:
+            limits.duration("deadline", self.deadline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """Options of `awa.worker()`; see there."""
+
+    session_factory: sessionmaker[Session] | None = None
+    async_session_factory: async_sessionmaker[AsyncSession] | None = None
+    queues: Sequence[str] | None = None
+    listen_url: str | None = None
+    notify: bool = True
+    heartbeat: timedelta = timedelta(seconds=30)
+    stale_after: timedelta = timedelta(seconds=90)
+    grace: timedelta = timedelta(seconds=30)
+    maintenance: bool = True
+    claim_batch: int = 500
+
+    def __post_init__(self) -> None:
+        for name in ("heartbeat", "stale_after"):
+            limits.duration(name, getattr(self, name))
+        limits.duration("grace", self.grace, zero=True)
+        limits.integer("claim_batch", self.claim_batch, 1, 10_000)
+        if self.heartbeat * 3 > self.stale_after:
+            raise ConfigurationError(
+                f"heartbeat={self.heartbeat} is more than a third of stale_after={self.stale_after}: one late beat "
+                "would hand a living worker's jobs to another. Shorten the first or lengthen the second"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """The queues a worker serves."""
+
+    configs: Mapping[str, QueueConfig] = field(default_factory=dict[str, QueueConfig])
+
+    @classmethod
+    def of(cls, declared: Mapping[str, QueueConfig], needed: set[str], subset: Sequence[str] | None) -> Queues:
+        """What was declared plus the default queue of each task, cut down to `subset`.
+
+        Raises `ConfigurationError` when `subset` names a queue nobody declared or nothing is left.
+        """
+        known: dict[str, Any] = {name: QueueConfig() for name in sorted(needed)} | dict(declared)
+        if subset is not None:
+            unknown = [name for name in subset if name not in known]
+            if unknown:
+                raise ConfigurationError(f"queues {unknown} are not declared; known are {sorted(known)}")
+            known = {name: known[name] for name in subset}
+        if not known:
+            raise ConfigurationError(
+                "this worker has no queue to serve: register a task with @awa.task(...) or declare queues in Awa(...)"
+            )
+        return cls(known)
+
+
+def checked_queues(queues: object) -> dict[str, QueueConfig]:
+    """The `queues=` of `Awa(...)`."""
+    if queues is None:
+        return {}
+    if not isinstance(queues, Mapping):
+        raise InvalidJob("queues", "must map queue names to QueueConfig(...)")
+    found: dict[str, QueueConfig] = {}
+    for name, config in queues.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(config, QueueConfig):
+            raise InvalidJob(f"queues[{name!r}]", f"must be a QueueConfig, not {type(config).__name__}")  # pyright: ignore[reportUnknownArgumentType]
+        found[limits.text("queues", name)] = config
+    return found

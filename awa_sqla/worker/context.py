@@ -1,0 +1,116 @@
+"""`JobContext`: what a handler is given."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Generator, Mapping
+from typing import Any, Generic, Protocol, TypeVar
+
+from awa_sqla.args import JobArgs
+from awa_sqla.errors import ConfigurationError
+from awa_sqla.models.job import Attempt
+from awa_sqla.models.snapshot import JobSnapshot
+
+A_co = TypeVar("A_co", bound=JobArgs, covariant=True)
+
+
+class Clerk(Protocol):
+    """The worker's own short transactions, as a context sees them."""
+
+    async def set_progress(
+        self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
+    ) -> dict[str, Any]: ...
+
+
+class _Settled(Awaitable[None]):
+    """What a sync handler gets where an async one gets something to await: done already."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        yield from ()
+
+
+class JobContext(Generic[A_co]):
+    """The running attempt, for its handler.
+
+    `args` are the decoded arguments, `job` is a frozen `JobSnapshot` of the claimed row, `attempt` the number of
+    this attempt (1 is the first), `lease` its `Attempt`, `state` what the app's lifespan yielded, `progress` what
+    this or an earlier attempt wrote. In transactional handlers `session` carries your writes, the outcome and its
+    follow-ups in one commit: a Session in a `def`, an AsyncSession in an `async def`.
+
+    Methods that write are awaited in `async def` handlers and just called in `def` handlers.
+    """
+
+    def __init__(
+        self,
+        args: A_co,
+        job: JobSnapshot,
+        clerk: Clerk,
+        *,
+        state: Any = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.args = args
+        self.job = job
+        self.attempt = job.attempt
+        self.lease = job.lease
+        self.state = state
+        self.progress: dict[str, Any] = dict(job.progress or {})
+        self._clerk = clerk
+        self._loop = loop
+        self._session: Any = None
+        self._cancelled = threading.Event()
+        self.cancel_reason: str | None = None
+
+    @property
+    def session(self) -> Any:
+        """The session of a transactional handler. Raises `ConfigurationError` in any other."""
+        if self._session is None:
+            raise ConfigurationError(
+                f"ctx.session exists in transactional handlers only: register {self.job.kind} with "
+                "@awa.task(..., transactional=True)"
+            )
+        return self._session
+
+    def is_cancelled(self) -> bool:
+        """Whether this attempt should stop: cancelled, lease lost, deadline passed, or the worker shuts down.
+
+        Long `def` handlers ask now and then; `async def` handlers are cancelled as tasks. Does no I/O.
+        """
+        return self._cancelled.is_set()
+
+    def set_progress(
+        self,
+        percent: float | None = None,
+        message: str | None = None,
+        *,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Awaitable[None]:
+        """Write how far the attempt is, in a short transaction of its own (not that of `ctx.session`).
+
+        `percent` is a number from 0 to 100; what is None stays as it was. Raises `InvalidJob` and, when the
+        attempt has ended, `StaleJobError`.
+        """
+        work = self._write(percent, message, metadata)
+        if self._loop is None:
+            return asyncio.ensure_future(work)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return _Settled()
+
+    def checkpoint(self, data: Mapping[str, Any]) -> Awaitable[None]:
+        """Merge `data` (a JSON object) into `progress["metadata"]`, where the next attempt finds it."""
+        return self.set_progress(metadata=data)
+
+    async def _write(
+        self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
+    ) -> None:
+        self.progress = await self._clerk.set_progress(self.lease, percent, message, metadata)
+
+    def give_session(self, session: Any) -> None:
+        """Called by the worker: the session of a transactional handler."""
+        self._session = session
+
+    def ask_to_stop(self, reason: str) -> None:
+        """Called by the worker, from any thread."""
+        self.cancel_reason = self.cancel_reason or reason
+        self._cancelled.set()

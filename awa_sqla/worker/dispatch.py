@@ -1,0 +1,87 @@
+"""Claiming: one loop for each queue, with capacity taken before the claim.
+
+A queue's loop sleeps until it is woken: by a notification, by the poller, by freed capacity, or by itself when the
+last claim was full. Claims are plain rows on a connection, committed before any handler starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import bindparam, column, func, select
+from sqlalchemy.dialects.postgresql import ARRAY, TEXT
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from awa_sqla.models.job import SHARED, Job
+from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.session.statements import AS_OF, CLAIM_ROWS, among
+from awa_sqla.session.table import TRANSITIONS
+from awa_sqla.worker.config import QueueConfig
+from awa_sqla.worker.finalize import insisting
+
+
+class QueueLoop:
+    """Claims for one queue and starts what it claimed."""
+
+    def __init__(
+        self, name: str, config: QueueConfig, engine: AsyncEngine, worker_id: str, batch: int
+    ) -> None:
+        self.name = name
+        self._engine = engine
+        self._worker_id = worker_id
+        self._batch = batch
+        self._capacity = config.concurrency
+        self._busy = 0
+        self._wake = asyncio.Event()
+        self._wake.set()
+
+    def wake(self) -> None:
+        """Look for work now."""
+        self._wake.set()
+
+    def release(self) -> None:
+        """One attempt is acknowledged: its slot is free."""
+        self._busy -= 1
+        self._wake.set()
+
+    async def serve(self, start: Callable[[JobSnapshot], None]) -> None:
+        """Claim and start for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            wanted = min(self._capacity - self._busy, self._batch)
+            if wanted <= 0:
+                continue  # the next release wakes us
+            rows = await insisting(lambda n=wanted: self._claim(n))  # type: ignore[misc]
+            self._busy += len(rows)
+            for row in rows:
+                start(row)
+            if len(rows) == wanted:
+                self._wake.set()
+
+    async def _claim(self, limit: int) -> list[JobSnapshot]:
+        parameters: dict[str, Any] = {"in_queue": self.name, "limit": limit, "by_worker": self._worker_id}
+        async with self._engine.begin() as connection:
+            rows = (await connection.execute(CLAIM_ROWS, parameters)).all()
+        claimed = [JobSnapshot(**dict(zip(SHARED, row, strict=True))) for row in rows]
+        return sorted(claimed, key=lambda job: (job.priority, job.run_at, job.id))
+
+
+_asked = func.unnest(bindparam("queues", type_=ARRAY(TEXT))).table_valued(column("queue", TEXT), name="asked")
+_asked = _asked.render_derived()
+
+#: Which of these queues have due work: one query for all of them, one index probe each.
+WITH_WORK = select(_asked.c.queue).where(
+    select(Job.id)
+    .where(among(Job.state, TRANSITIONS["claim"].sources), Job.queue == _asked.c.queue, Job.run_at <= AS_OF)
+    .correlate(_asked)
+    .exists()
+)
+
+
+async def queues_with_work(engine: AsyncEngine, queues: list[str]) -> list[str]:
+    """The queues among `queues` that have a due job. One query."""
+    async with engine.begin() as connection:
+        return list((await connection.scalars(WITH_WORK, {"queues": queues})).all())

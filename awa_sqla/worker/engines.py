@@ -1,0 +1,98 @@
+"""The engines of a worker, made from what it was given: one for async work, one for threads.
+
+A worker is given a URL or an engine of either kind and needs both kinds: bookkeeping and `async def` handlers run
+on an AsyncEngine, heartbeats and `def` handlers on an Engine. What it makes it disposes of; what it was given it
+leaves alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from awa_sqla.errors import ConfigurationError
+from awa_sqla.models.wakeups import channel
+from awa_sqla.session.target import schema_in
+
+Given = str | URL | Engine | AsyncEngine
+
+
+class Engines:
+    """`book` keeps the books, `heart` beats, `work` and `async_work` carry transactional handlers."""
+
+    def __init__(self, given: Given, concurrency: int) -> None:
+        self._own_sync: list[Engine] = []
+        self._own_async: list[AsyncEngine] = []
+        self.url, self._options = source(given)
+        if self.url.get_backend_name() != "postgresql":
+            raise ConfigurationError(f"awa_sqla needs PostgreSQL, not {self.url.get_backend_name()}")
+        self.book = given if isinstance(given, AsyncEngine) else self._make_async(pool_size=5, max_overflow=5)
+        self.heart = self._make_sync(pool_size=1, max_overflow=1)
+        self._given, self._concurrency = given, concurrency
+
+    def work(self) -> Engine:
+        """For `def` handlers with a session: the given engine, else one with a connection for each slot."""
+        if isinstance(self._given, Engine):
+            return self._given
+        return self._make_sync(pool_size=self._concurrency, max_overflow=0)
+
+    def async_work(self) -> AsyncEngine:
+        """For `async def` handlers with a session."""
+        if isinstance(self._given, AsyncEngine):
+            return self._given
+        return self._make_async(pool_size=self._concurrency, max_overflow=0)
+
+    @property
+    def schema(self) -> str:
+        """The schema our tables have there."""
+        return schema_in(self.heart)
+
+    @property
+    def channel(self) -> str:
+        """The wake-up channel of that schema."""
+        return channel(self.schema)
+
+    def libpq_url(self) -> str:
+        """The URL as libpq reads it, for the listener."""
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+
+    async def dispose(self) -> None:
+        """Close the engines that were made here."""
+        for engine in self._own_async:
+            await engine.dispose()
+        for engine in self._own_sync:
+            engine.dispose()
+
+    def _make_sync(self, **pool: Any) -> Engine:
+        driver = self.url.get_driver_name()
+        name = self.url.drivername if driver in ("psycopg", "psycopg2") else "postgresql+psycopg"
+        engine = create_engine(self.url.set(drivername=name), **pool, pool_pre_ping=True)
+        self._own_sync.append(engine)
+        return engine.execution_options(**self._options)
+
+    def _make_async(self, **pool: Any) -> AsyncEngine:
+        name = self.url.drivername if self.url.get_driver_name() == "asyncpg" else "postgresql+psycopg"
+        engine = create_async_engine(self.url.set(drivername=name), **pool, pool_pre_ping=True)
+        self._own_async.append(engine)
+        return engine.execution_options(**self._options)
+
+
+def source(given: object) -> tuple[URL, dict[str, Any]]:
+    if isinstance(given, AsyncEngine):
+        given = given.sync_engine
+    if isinstance(given, Engine):
+        translate = given.get_execution_options().get("schema_translate_map")
+        return given.url, {} if translate is None else {"schema_translate_map": translate}
+    if isinstance(given, str):
+        # What libpq and most hosting services write.
+        given = given.replace("postgres://", "postgresql://", 1) if given.startswith("postgres://") else given
+        return _with_driver(make_url(given)), {}
+    if isinstance(given, URL):
+        return _with_driver(given), {}
+    raise ConfigurationError(f"a worker takes a database URL, an Engine or an AsyncEngine, not {given!r}")
+
+
+def _with_driver(url: URL) -> URL:
+    return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url

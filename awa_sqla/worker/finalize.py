@@ -1,0 +1,157 @@
+"""Outcomes into the database: in batches where they go well, one by one where they do not.
+
+Plain completions are written by one statement for a batch, follow-ups and all. If a batch fails, each of its members
+is tried alone, so that one bad row or one raising spec cannot hold up its neighbours. An outcome whose follow-up
+fails is committed with an obligation instead: the handler is not run again, nothing is lost, nothing loops. While
+the database is away, outcomes wait; capacity is given back only when an outcome is acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from sqlalchemy import exc as sa_exc
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+
+from awa_sqla.errors import FollowUpError, StaleJobError
+from awa_sqla.session.batch import Completion, complete_many
+from awa_sqla.session.ledger import defer_all
+from awa_sqla.worker.outcomes import Done, Failed, Result, Settled
+from awa_sqla.worker.run import Run
+from awa_sqla.worker.transaction import apply, ended_by_handler
+
+log = logging.getLogger("awa_sqla.worker")
+T = TypeVar("T")
+
+BATCH = 500
+#: Outcomes written one by one at the same time, each in a transaction of its own.
+SINGLES = 4
+
+
+def transient(error: BaseException) -> bool:
+    """Whether trying again may help: the connection, the pool or the server, not the statement."""
+    if isinstance(error, sa_exc.IntegrityError | sa_exc.DataError | sa_exc.ProgrammingError):
+        return False
+    return isinstance(error, sa_exc.DBAPIError | sa_exc.TimeoutError | OSError)
+
+
+class Finalizer:
+    """Takes finished runs, writes their outcomes, and tells when each is acknowledged."""
+
+    def __init__(self, maker: async_sessionmaker[AsyncSession], settled: Callable[[Run], None]) -> None:
+        self._maker = maker
+        self._settled = settled
+        self._finished: asyncio.Queue[tuple[Run, Result]] = asyncio.Queue()
+        self._singles = asyncio.Semaphore(SINGLES)
+
+    def submit(self, run: Run, result: Result) -> None:
+        """Hand over a finished run. From the loop's thread only."""
+        if isinstance(result, Settled):
+            self._settled(run)
+        else:
+            self._finished.put_nowait((run, result))
+
+    async def serve(self) -> None:
+        """Write outcomes for ever."""
+        while True:
+            items = [await self._finished.get()]
+            while len(items) < BATCH and not self._finished.empty():
+                items.append(self._finished.get_nowait())
+            plain = [(run, result) for run, result in items if isinstance(result, Done)]
+            others = [(run, result) for run, result in items if not isinstance(result, Done)]
+            await asyncio.gather(self._batch(plain), *(self._single(run, result) for run, result in others))
+
+    async def _batch(self, items: list[tuple[Run, Done]]) -> None:
+        if not items:
+            return
+        completions = [Completion(run.attempt, done.result) for run, done in items]
+        try:
+            done = await self._persist(lambda session: complete_many(session, completions))
+        except Exception as exc:  # noqa: BLE001 - find the culprit by trying each alone
+            log.info("a batch of %d completions failed, writing them one by one: %r", len(items), exc)
+            await asyncio.gather(*(self._single(run, result) for run, result in items))
+            return
+        if done.stale:
+            log.warning("attempts of jobs %s had ended before their completion", done.stale)
+        for run, _ in items:
+            self._settled(run)
+
+    async def _single(self, run: Run, result: Result) -> None:
+        async with self._singles:
+            try:
+                await self._record(run, result)
+            except StaleJobError as exc:
+                if not ended_by_handler(exc):
+                    log.warning("%s", exc)
+            except Exception:
+                log.exception("the outcome of job %s cannot be recorded; it will be rescued", run.attempt.id)
+            finally:
+                self._settled(run)
+
+    async def _record(self, run: Run, result: Result) -> None:
+        """Write one outcome; if its follow-up or row cannot be, the same with obligations; last, as a failure."""
+        owed = isinstance(result, Failed) and result.owed
+        try:
+            await self._persist(lambda session: _apply(session, run, result, owed=owed))
+        except StaleJobError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - the transition must get through without user code
+            log.error("job %s: %s; its follow-ups are owed", run.attempt.id, exc)  # noqa: TRY400
+            try:
+                await self._persist(lambda session: _apply(session, run, result, owed=True, because=exc))
+            except StaleJobError:
+                raise
+            except Exception as worse:  # noqa: BLE001
+                failed = Failed(worse)
+                await self._persist(lambda session: _apply(session, run, failed, owed=True))
+
+    async def _persist(self, work: Callable[[Session], T]) -> T:
+        """Run `work` in a transaction, again and again while the database is the reason that it fails.
+
+        A connection lost in COMMIT leaves it open whether the outcome is stored; the next try finds out, because the
+        lease admits an outcome once.
+        """
+
+        async def once() -> T:
+            async with self._maker.begin() as session:
+                return await session.run_sync(work)
+
+        return await insisting(once)
+
+
+async def insisting(once: Callable[[], Awaitable[T]]) -> T:
+    """Await `once()` until it does not fail for a transient reason, with growing pauses up to 5 s."""
+    pause = 0.05
+    while True:
+        try:
+            return await once()
+        except Exception as exc:
+            if not transient(exc):
+                raise
+            log.warning("the database is not available (%s), trying again in %.2f s", _brief(exc), pause)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 5.0)
+
+
+def _brief(exc: Exception) -> str:
+    return str(getattr(exc, "orig", exc)).partition("\n")[0]
+
+
+def _apply(
+    session: Session, run: Run, result: Result, *, owed: bool, because: BaseException | None = None
+) -> None:
+    if owed:
+        defer_all(session, error=_why(because if because is not None else getattr(result, "error", None)))
+    apply(session, run.attempt, result, run.task)
+
+
+def _why(error: Any) -> str | None:
+    """What stands on the obligations: the spec's own error."""
+    if not isinstance(error, FollowUpError):
+        return None
+    cause = f": {type(error.__cause__).__name__}: {error.__cause__}" if error.__cause__ else ""
+    return f"spec {error.spec!r} {error.detail}{cause}"

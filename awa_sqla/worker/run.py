@@ -1,0 +1,153 @@
+"""One attempt in flight, and what its handler made of it.
+
+`Run` is the worker's record of a claimed row. `perform` runs the handler, as a task or in a thread, and turns
+whatever it does into a `Result`: return values, exceptions of any base class, cancellation. Nothing here touches
+the database; around a transactional handler, `transaction` brings the session and ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from awa_sqla.args import decode
+from awa_sqla.errors import AwaError, InvalidJob, TerminalError
+from awa_sqla.models.job import Attempt
+from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.session.lineage import Parent, running_under
+from awa_sqla.session.results import checked_result
+from awa_sqla.worker.context import Clerk, JobContext
+from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
+from awa_sqla.worker.tasks import Task
+
+log = logging.getLogger("awa_sqla.worker")
+
+SHUTDOWN = "the worker is shutting down"
+LOST = "the lease was lost"
+CANCELLED = "the job was cancelled"
+OVERDUE = "the deadline has passed"
+
+
+class DeadlineExceededError(Exception):
+    """The attempt ran longer than its deadline allows."""
+
+
+class Run:
+    """A claimed attempt, from the claim until its outcome is acknowledged."""
+
+    __slots__ = ("_context", "alarm", "asyncio_task", "snapshot", "task")
+
+    def __init__(self, snapshot: JobSnapshot, task: Task | None) -> None:
+        self.snapshot = snapshot
+        self.task = task
+        self.asyncio_task: asyncio.Task[None] | None = None
+        self.alarm: asyncio.TimerHandle | None = None
+        self._context: JobContext[Any] | None = None
+
+    @property
+    def attempt(self) -> Attempt:
+        """Id and lease."""
+        return self.snapshot.lease
+
+    def context(self, clerk: Clerk, state: Any, loop: asyncio.AbstractEventLoop | None) -> JobContext[Any]:
+        """The handler's context. Raises pydantic's `ValidationError` when the row does not fit the class."""
+        assert self.task is not None  # noqa: S101 - runs without a task are put back, never performed
+        args = decode(self.task.args_class, self.snapshot.args)
+        self._context = JobContext(args, self.snapshot, clerk, state=state, loop=loop)
+        return self._context
+
+    def stop(self, reason: str) -> None:
+        """Ask the handler to stop: the flag for threads, cancellation for tasks. From the loop's thread only."""
+        if self._context is not None:
+            self._context.ask_to_stop(reason)
+        if self.asyncio_task is not None and (self.task is None or self.task.is_async):
+            self.asyncio_task.cancel(reason)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why it was asked to stop, if it was."""
+        return self._context.cancel_reason if self._context else None
+
+
+Body = Callable[[JobContext[Any]], Any]
+
+
+async def perform(run: Run, context: JobContext[Any], body: Body, threads: ThreadPoolExecutor) -> Result:
+    """Run `body` (the handler, or a transaction around it) to its end and say what came of it."""
+    assert run.task is not None  # noqa: S101
+    try:
+        with running_under(Parent.of(run.snapshot)):
+            if run.task.is_async:
+                returned = await body(context)
+            else:
+                call = contextvars.copy_context().run
+                returned = await _in_thread(threads, call, body, context)
+    except asyncio.CancelledError as exc:
+        return _interrupted(run, exc)
+    except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end the worker
+        return run.task.failure(exc)
+    return outcome_of(returned)
+
+
+async def _in_thread(threads: ThreadPoolExecutor, call: Any, body: Body, context: JobContext[Any]) -> Any:
+    """Wait for a handler in a thread; a cancelled wait goes on, because the thread does too."""
+    future = asyncio.get_running_loop().run_in_executor(threads, _contained, call, body, context)
+    while True:
+        try:
+            returned, error = await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if future.done():
+                raise
+            continue
+        if error is not None:
+            raise error
+        return returned
+
+
+def _contained(call: Any, body: Body, context: JobContext[Any]) -> tuple[Any, BaseException | None]:
+    """SystemExit and StopIteration cannot travel through a future; a pair can."""
+    try:
+        return call(body, context), None
+    except BaseException as exc:  # noqa: BLE001 - carried to the loop's side
+        return None, exc
+
+
+def _interrupted(run: Run, exc: asyncio.CancelledError) -> Result:
+    reason = run.stop_reason
+    if reason == SHUTDOWN:
+        return PutBack(timedelta(0))
+    if reason == OVERDUE:
+        return Failed(DeadlineExceededError("hard deadline exceeded"))
+    if reason is not None:
+        return Failed(RuntimeError(reason))  # stale by now: the write finds no row
+    return Failed(exc if exc.args else RuntimeError("the handler cancelled itself"))
+
+
+def outcome_of(returned: Any) -> Result:
+    """What a returned value means; a value that cannot be stored fails the attempt and says why."""
+    if isinstance(returned, RetryAfter | Snooze | Cancel | Failed | Settled):
+        return returned
+    if isinstance(returned, type) and returned in (RetryAfter, Snooze, Cancel, TerminalError):
+        return Failed(InvalidJob("result", f"is the class {returned.__name__}; return {returned.__name__}(...)"))
+    if isinstance(returned, BaseException):
+        return Failed(InvalidJob("result", f"is a {type(returned).__name__}; raise it instead of returning it"))
+    try:
+        return Done(checked_result(returned))
+    except InvalidJob as exc:
+        return Failed(exc)
+    except (AwaError, RecursionError, ValueError, TypeError) as exc:
+        return Failed(InvalidJob("result", f"cannot be stored: {exc}"))
+
+
+def undecodable(exc: ValidationError) -> Failed:
+    """A row whose arguments do not fit its class fails at once: trying again cannot help."""
+    first = exc.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in ("args", *first["loc"]))
+    return Failed(InvalidJob(where, f"does not fit the class: {first['msg']}"), terminal=True)

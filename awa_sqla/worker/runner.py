@@ -1,0 +1,321 @@
+"""`Worker`: the life of one process that runs jobs.
+
+Claimed rows become `Run`s; each is performed, its outcome handed to the finalizer, and its slot freed when the
+outcome is acknowledged. Stopping goes in steps: no more claims; the running ones end by themselves while heartbeats
+go on; after `grace` they are asked to stop; what still runs then is put back uncharged and abandoned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from awa_sqla.errors import SchemaVersionError
+from awa_sqla.models.job import Attempt
+from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.models.wakeups import queue_payload
+from awa_sqla.schema import LATEST, installed_version
+from awa_sqla.session import catalogue, verbs
+from awa_sqla.worker import run as running
+from awa_sqla.worker.config import Queues, WorkerOptions
+from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
+from awa_sqla.worker.engines import Engines, Given
+from awa_sqla.worker.finalize import Finalizer, insisting
+from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
+from awa_sqla.worker.lanes import Lanes
+from awa_sqla.worker.listen import Listener
+from awa_sqla.worker.outcomes import PutBack, Result, Settled
+from awa_sqla.worker.run import Run
+from awa_sqla.worker.transaction import around, async_around
+
+if TYPE_CHECKING:
+    from awa_sqla.app import Awa
+
+log = logging.getLogger("awa_sqla.worker")
+
+#: Seconds between polls of all queues while the listener is healthy.
+POLL = 2.0
+#: How long a job of a kind nobody here knows is put back for.
+UNKNOWN = timedelta(seconds=30)
+#: Seconds that interrupted handlers have to end after `grace`.
+LAST_CALL = 2.0
+
+
+class Worker:
+    """Runs the jobs of an app inside `async with awa.worker(...)`."""
+
+    def __init__(self, app: Awa, given: Given, options: WorkerOptions) -> None:
+        self._app = app
+        self._options = options
+        self._queues = Queues.of(app.queues, app.tasks.queues, options.queues).configs
+        self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        #: How many attempts did not end within grace and were put back while still running.
+        self.abandoned = 0
+        #: How many attempts have ended here.
+        self.finished = 0
+        self._concurrency = sum(config.concurrency for config in self._queues.values())
+        self._engines = Engines(given, self._concurrency)
+        self._flight: dict[Attempt, Run] = {}
+        self._bodies: dict[str, running.Body] = {}
+        self._stop = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._state: Any = None
+
+    async def __aenter__(self) -> Worker:
+        self._stack = AsyncExitStack()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._drain()
+        await self._stack.aclose()
+
+    def request_stop(self) -> None:
+        """Ask for a graceful stop; `wait()` returns. From the loop's thread."""
+        self._stop.set()
+
+    async def wait(self) -> None:
+        """Until somebody asks to stop."""
+        await self._stop.wait()
+
+    def interrupt(self) -> None:
+        """Do not wait for grace: ask every running handler to stop now."""
+        for run in list(self._flight.values()):
+            run.stop(running.SHUTDOWN)
+
+    # ------------------------------------------------------------- start
+
+    async def _start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stack.push_async_callback(self._engines.dispose)
+        await self._check_schema()
+        self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
+        self._app.attach(self._maker)
+        self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
+        self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+        self._prepare_bodies()
+        if self._app.lifespan is not None:
+            self._state = await self._stack.enter_async_context(self._app.lifespan_context())
+        specs = self._app.follow_ups.specs
+        self._identity = Identity(self.id, self._app.version, sorted(self._queues), self._app.tasks.kinds)
+        async with self._maker.begin() as session:
+            await session.run_sync(declare_queues, dict(self._queues))
+            await session.run_sync(self._identity.write)
+            await session.run_sync(catalogue.publish, [(s.kind, s.outcome, s.name) for s in specs])
+        self._finalizer = Finalizer(self._maker, self._acknowledged)
+        self._loops = {
+            name: QueueLoop(name, config, self._engines.book, self.id, self._options.claim_batch)
+            for name, config in self._queues.items()
+        }
+        self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
+        heart = Heart(
+            self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost
+        )
+        heart.start()
+        self._stack.push_async_callback(asyncio.to_thread, heart.stop)
+        self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
+        self._spawn(self._finalizer.serve)
+        self._spawn_helpers()
+        log.info("worker %s serves %s", self.id, ", ".join(sorted(self._queues)))
+
+    def _spawn_helpers(self) -> None:
+        self._listener: Listener | None = None
+        if self._options.notify:
+            url = self._options.listen_url or self._engines.libpq_url()
+            self._listener = Listener(url, self._engines.channel, self._heard)
+            self._spawn(self._listener.serve)
+        self._spawn(self._poll)
+        if self._options.maintenance:
+            lanes = Lanes(self._maker, self._app.follow_ups.specs, self._options.stale_after, self._wake)
+            for lane in (lanes.promote, lanes.rescue, lanes.obligations):
+                self._spawn(lane)
+
+    async def _check_schema(self) -> None:
+        schema = self._engines.schema
+        async with self._engines.book.connect() as connection:
+            found = await connection.run_sync(lambda c: installed_version(c, schema))
+        if found < LATEST:
+            raise SchemaVersionError(found, LATEST, schema)
+
+    def _prepare_bodies(self) -> None:
+        sync, later = self._options.session_factory, self._options.async_session_factory
+        for kind in self._app.tasks.kinds:
+            task = self._app.tasks.named(kind)
+            if not task.transactional:
+                self._bodies[kind] = task.handler
+            elif task.is_async:
+                later = later or async_sessionmaker(self._engines.async_work(), expire_on_commit=False)
+                self._bodies[kind] = async_around(task, later)
+            else:
+                sync = sync or sessionmaker(self._engines.work())
+                self._bodies[kind] = around(task, sync)
+        for factory in (sync, later):
+            if factory is not None:
+                self._app.attach(factory)
+
+    def _spawn(self, serve: Callable[..., Awaitable[None]], *args: Any) -> asyncio.Task[None]:
+        """Run a service until the worker ends; one that breaks is reported and started again."""
+
+        async def supervised() -> None:
+            while True:
+                try:
+                    await serve(*args)
+                except Exception:
+                    log.exception("%s broke, starting it again", getattr(serve, "__qualname__", serve))
+                await asyncio.sleep(1)
+
+        task = asyncio.create_task(supervised())
+        self._stack.push_async_callback(_cancelled, task)
+        return task
+
+    # ------------------------------------------------------------ waking
+
+    def _heard(self, payload: str | None) -> None:
+        if payload is None:
+            self._wake(frozenset(self._loops))
+        elif payload in self._payloads:
+            self._payloads[payload].wake()
+        elif payload.startswith("c:"):
+            _, job_id, lease = payload.split(":")
+            run = self._flight.get(Attempt(int(job_id), int(lease)))
+            if run is not None:
+                run.stop(running.CANCELLED)
+
+    def _wake(self, queues: frozenset[str]) -> None:
+        for name in queues & self._loops.keys():
+            self._loops[name].wake()
+
+    async def _poll(self) -> None:
+        names = sorted(self._loops)
+        fastest = min(config.poll_interval for config in self._queues.values()).total_seconds()
+        while True:
+            healthy = self._listener is not None and self._listener.healthy
+            await asyncio.sleep(POLL if healthy else fastest)
+            found = await insisting(lambda: queues_with_work(self._engines.book, names))
+            self._wake(frozenset(found))
+
+    # ----------------------------------------------------------- running
+
+    def _begin(self, snapshot: JobSnapshot) -> None:
+        run = Run(snapshot, self._app.tasks.get(snapshot.kind))
+        self._flight[run.attempt] = run
+        self._idle.clear()
+        if snapshot.deadline_at is not None and snapshot.attempted_at is not None:
+            left = (snapshot.deadline_at - snapshot.attempted_at).total_seconds()
+            run.alarm = self._loop.call_later(left, run.stop, running.OVERDUE)
+        run.asyncio_task = self._loop.create_task(self._perform(run))
+
+    async def _perform(self, run: Run) -> None:
+        result: Result = Settled()
+        try:
+            result = await self._outcome(run)
+        finally:
+            self._finalizer.submit(run, result)
+
+    async def _outcome(self, run: Run) -> Result:
+        task = run.task
+        if task is None:
+            kind = run.snapshot.kind
+            log.warning("no task for kind %r; job %s is put back for another worker", kind, run.attempt.id)
+            self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
+            return PutBack(UNKNOWN)
+        try:
+            context = run.context(self, self._state, None if task.is_async else self._loop)
+        except ValidationError as exc:
+            return running.undecodable(exc)
+        return await running.perform(run, context, self._bodies[task.kind], self._threads)
+
+    def _acknowledged(self, run: Run) -> None:
+        if self._flight.pop(run.attempt, None) is None:
+            return
+        if run.alarm is not None:
+            run.alarm.cancel()
+        self.finished += 1
+        self._loops[run.snapshot.queue].release()
+        if not self._flight:
+            self._idle.set()
+
+    def _attempts(self) -> list[Attempt]:
+        return list(self._flight)
+
+    def _lost(self, attempts: list[Attempt]) -> None:
+        """From the heartbeat's thread."""
+        for attempt in attempts:
+            run = self._flight.get(attempt)
+            if run is not None:
+                self._loop.call_soon_threadsafe(run.stop, running.LOST)
+
+    async def set_progress(
+        self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """For `JobContext`: write progress in a short transaction; returns the stored progress."""
+
+        def work(session: Session) -> dict[str, Any]:
+            row = verbs.set_progress(session, attempt, percent, message=message, metadata=metadata)
+            return dict(row.progress or {})
+
+        async def once() -> dict[str, Any]:
+            async with self._maker.begin() as session:
+                return await session.run_sync(work)
+
+        return await insisting(once)
+
+    # ---------------------------------------------------------- stopping
+
+    async def _drain(self) -> None:
+        self._stop.set()
+        self._identity.stopping = True
+        for task in self._claims:
+            await _cancelled(task)
+        if await self._settled_within(self._options.grace.total_seconds()):
+            return
+        log.warning("%d attempts still run after grace: asking them to stop", len(self._flight))
+        self.interrupt()
+        if not await self._settled_within(LAST_CALL):
+            left = list(self._flight.values())
+            self.abandoned = len(left)
+            log.error("abandoned jobs %s: their handlers do not end", [run.attempt.id for run in left])
+            for run in left:
+                self._finalizer.submit(run, PutBack(timedelta(0)))
+            await self._settled_within(LAST_CALL)
+
+    async def _settled_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    try:
+        await task
+    except asyncio.CancelledError:
+        if (current := asyncio.current_task()) is not None and current.cancelling():
+            raise
+
+
+def worker(app: Awa, given: Given, options: Mapping[str, Any]) -> Worker:
+    """Build a worker from keyword options."""
+    return Worker(app, given, WorkerOptions(**options))
+
+

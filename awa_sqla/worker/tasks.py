@@ -1,0 +1,104 @@
+"""Tasks: which handler runs which kind, and how."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from awa_sqla.args import JobArgs, concrete
+from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
+from awa_sqla.worker.outcomes import Failed
+
+Errors = tuple[type[BaseException], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A handler and its settings."""
+
+    args_class: type[JobArgs]
+    handler: Callable[[Any], Any]
+    is_async: bool
+    transactional: bool
+    retry_on: Errors | None
+    discard_on: Errors
+
+    @property
+    def kind(self) -> str:
+        """The kind it handles."""
+        return self.args_class.__awa__.kind
+
+    def failure(self, error: BaseException) -> Failed:
+        """Whether an error that the handler raised ends the job or is tried again."""
+        terminal = isinstance(error, (TerminalError, *self.discard_on)) or (
+            self.retry_on is not None and not isinstance(error, self.retry_on)
+        )
+        return Failed(error, terminal=terminal)
+
+
+class Tasks:
+    """The tasks of one application, by kind."""
+
+    def __init__(self) -> None:
+        self._by_kind: dict[str, Task] = {}
+
+    def add(
+        self,
+        args_class: type[JobArgs],
+        handler: Callable[[Any], Any],
+        *,
+        transactional: bool,
+        retry_on: Iterable[type[BaseException]] | None,
+        discard_on: Iterable[type[BaseException]],
+    ) -> None:
+        """Register a handler. Raises `DuplicateKind`, `ConfigurationError`, `InvalidJob`."""
+        kind = concrete(args_class).__awa__.kind
+        known = self._by_kind.get(kind)
+        if known is not None and known.args_class is not args_class:
+            raise DuplicateKind(kind, _full_name(known.args_class), _full_name(args_class))
+        if known is not None:
+            raise ConfigurationError(f"kind {kind!r} has a handler already: {_full_name(known.handler)}")
+        if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
+            raise ConfigurationError(f"handler {_full_name(handler)} is a generator; it must be a plain function")
+        self._by_kind[kind] = Task(
+            args_class,
+            handler,
+            inspect.iscoroutinefunction(handler),
+            transactional,
+            None if retry_on is None else tuple(retry_on),
+            tuple(discard_on),
+        )
+
+    def get(self, kind: str) -> Task | None:
+        """The task of a kind, if there is one."""
+        return self._by_kind.get(kind)
+
+    def named(self, kind: str) -> Task:
+        """The task of a kind, or `UnknownKind` with the nearest name."""
+        task = self._by_kind.get(kind)
+        if task is None:
+            near = difflib.get_close_matches(kind, self._by_kind, 1)
+            raise UnknownKind(kind, near[0] if near else None)
+        return task
+
+    @property
+    def kinds(self) -> list[str]:
+        """All kinds, sorted."""
+        return sorted(self._by_kind)
+
+    @property
+    def queues(self) -> set[str]:
+        """The default queues of all kinds."""
+        return {task.args_class.__awa__.queue for task in self._by_kind.values()}
+
+    @property
+    def any_sync_transactional(self) -> bool:
+        """Whether some handler needs a sync session."""
+        return any(task.transactional and not task.is_async for task in self._by_kind.values())
+
+
+def _full_name(thing: Any) -> str:
+    return f"{thing.__module__}.{thing.__qualname__}"

@@ -1,0 +1,136 @@
+"""Outcomes as transitions, and transactional handlers: their writes, the outcome and its follow-ups in one commit.
+
+A transactional handler's body opens a session, hands it to the handler, applies the outcome in the same session and
+commits. An exception discards everything; the attempt is then recorded as failed by the worker's own books. An
+outcome that is stale discards everything too, and nothing is recorded: the attempt had ended.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from awa_sqla.errors import ConfigurationError, FollowUpError, StaleJobError
+from awa_sqla.models.base import JobState
+from awa_sqla.models.job import Attempt
+from awa_sqla.session import verbs
+from awa_sqla.worker.context import JobContext
+from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
+from awa_sqla.worker.run import outcome_of
+from awa_sqla.worker.tasks import Task
+
+log = logging.getLogger("awa_sqla.worker")
+
+Body = Callable[[JobContext[Any]], Any]
+
+
+def apply(session: Session, attempt: Attempt, result: Result, task: Task | None = None) -> None:
+    """Stage an outcome through the verbs. Raises what they raise."""
+    match result:
+        case Done(value):
+            verbs.complete(session, attempt, result=value)
+        case RetryAfter(delay, error):
+            verbs.retry_after(session, attempt, delay, error=error)
+        case Snooze(delay):
+            verbs.snooze(session, attempt, delay)
+        case Cancel(reason):
+            verbs.cancel_attempt(session, attempt, reason)
+        case PutBack(delay):
+            verbs.put_back(session, attempt, delay)
+        case Failed(error, terminal):
+            backoff = None if task is None else task.args_class.__awa__.backoff
+            verbs.fail_with(session, attempt, error, terminal=terminal, backoff=backoff)
+        case Settled():
+            pass
+
+
+def around(task: Task, factory: sessionmaker[Session]) -> Body:
+    """The body of a transactional `def` handler, for a thread."""
+
+    def body(context: JobContext[Any]) -> Result:
+        with factory() as session:
+            guard = _CommitGuard(session)
+            session.begin()
+            context.give_session(session)
+            result = _accepted(task.handler(context))
+            try:
+                guard.lift()
+                _stage(session, context.lease, result)
+                session.commit()
+            except (StaleJobError, FollowUpError) as exc:
+                return _refused(exc)
+        return Settled()
+
+    return body
+
+
+def async_around(task: Task, factory: async_sessionmaker[AsyncSession]) -> Body:
+    """The body of a transactional `async def` handler."""
+
+    async def body(context: JobContext[Any]) -> Result:
+        async with factory() as session:
+            guard = _CommitGuard(session.sync_session)
+            await session.begin()
+            context.give_session(session)
+            result = _accepted(await task.handler(context))
+            try:
+                guard.lift()
+                await session.run_sync(_stage, context.lease, result)
+                await session.commit()
+            except (StaleJobError, FollowUpError) as exc:
+                return _refused(exc)
+        return Settled()
+
+    return body
+
+
+def _accepted(returned: Any) -> Result:
+    """The outcome of a returned value; one that cannot be stored discards the handler's writes."""
+    result = outcome_of(returned)
+    if isinstance(result, Failed):
+        raise result.error
+    return result
+
+
+def _stage(session: Session, attempt: Attempt, result: Result) -> None:
+    try:
+        apply(session, attempt, result)
+    except StaleJobError as exc:
+        if not ended_by_handler(exc):
+            raise
+        log.debug("job %s was finished by its own handler", attempt.id)
+
+
+def ended_by_handler(stale: StaleJobError) -> bool:
+    """Whether the job was completed under the very lease that now comes too late: by its own handler."""
+    return stale.state == JobState.COMPLETED and stale.found_lease == stale.run_lease
+
+
+def _refused(exc: StaleJobError | FollowUpError) -> Result:
+    if isinstance(exc, FollowUpError):
+        return Failed(exc, owed=True)
+    log.warning("%s Its writes were discarded.", exc)
+    return Settled()
+
+
+class _CommitGuard:
+    """Refuses the handler's own commit of `ctx.session`: the outcome would no longer be part of it."""
+
+    def __init__(self, session: Session) -> None:
+        self._lifted = False
+        event.listen(session, "before_commit", self._check)
+
+    def lift(self) -> None:
+        self._lifted = True
+
+    def _check(self, session: Session) -> None:
+        if not self._lifted and not session.in_nested_transaction():
+            raise ConfigurationError(
+                "a transactional handler must not commit ctx.session: the worker commits your writes together with "
+                "the outcome. Use a session of your own for what must be durable earlier"
+            )

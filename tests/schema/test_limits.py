@@ -1,0 +1,131 @@
+"""The database refuses what the package refuses, for writers that go round the package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg.errors
+import pytest
+from sqlalchemy import CheckConstraint, Connection, Engine, Insert, Table, insert, null
+from sqlalchemy.exc import IntegrityError
+
+from awa_sqla import DeadLetter, Job, JobState, ScheduledJob, limits
+from awa_sqla.models import AwaBase, Queue, metadata
+from awa_sqla.models.job import JOB_TABLES
+
+#: The states that a row of each table may be in.
+STATES: dict[type[AwaBase], set[JobState]] = {
+    Job: {
+        JobState.AVAILABLE,
+        JobState.RUNNING,
+        JobState.WAITING_EXTERNAL,
+        JobState.COMPLETED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+    },
+    ScheduledJob: {JobState.SCHEDULED, JobState.RETRYABLE},
+    DeadLetter: {JobState.FAILED},
+}
+
+#: The least that a row of each table needs.
+NEEDED: dict[type[AwaBase], dict[str, Any]] = {
+    Job: {"kind": "k"},
+    ScheduledJob: {"kind": "k", "run_at": datetime.now(UTC)},
+    DeadLetter: {"kind": "k", "id": 1, "original_run_lease": 1, "dlq_reason": "manual"},
+    Queue: {"queue": "q"},
+}
+
+_N = limits.NAME_LENGTH
+
+#: (check, column, the values at its edges that are stored, those just beyond that are refused)
+JOB_LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
+    ("kind", "kind", ["k", "k" * _N, "ü" * _N], ["", "k" * (_N + 1)]),
+    ("queue", "queue", ["q", "q" * _N, "ü" * _N], ["", "q" * (_N + 1)]),
+    ("priority", "priority", list(limits.PRIORITIES), [limits.PRIORITIES[0] - 1, limits.PRIORITIES[-1] + 1]),
+    ("attempt", "attempt", [0, limits.ATTEMPTS], [-1]),
+    ("max_attempts", "max_attempts", [1, limits.ATTEMPTS], [0, limits.ATTEMPTS + 1]),
+    ("tags", "tags", [[], ["t"] * limits.TAGS], [["t"] * (limits.TAGS + 1)]),
+]
+
+_NOW = datetime.now(UTC)
+
+QUEUE_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
+    ("queue", {"queue": "q" * _N}, True),
+    ("queue", {"queue": ""}, False),
+    ("queue", {"queue": "q" * (_N + 1)}, False),
+    ("paused", {"paused_at": _NOW, "paused_until": _NOW}, True),
+    ("paused", {"paused_at": _NOW}, True),
+    ("paused", {"paused_until": _NOW}, False),
+]
+
+
+def edges() -> Iterator[tuple[type[AwaBase], str, dict[str, Any], bool]]:
+    """(model, name of the check, values, whether they are stored), for every check of every table."""
+    for model in JOB_TABLES:
+        table = model.__tablename__
+        for check, column, stored, refused in JOB_LIMITS:
+            yield from ((model, f"ck_{table}_{check}", {column: value}, True) for value in stored)
+            yield from ((model, f"ck_{table}_{check}", {column: value}, False) for value in refused)
+        for state in JobState:
+            yield model, f"ck_{table}_state", {"state": state}, state in STATES[model]
+    for check, values, stored_ in QUEUE_LIMITS:
+        yield Queue, f"ck_queue_meta_{check}", values, stored_
+
+
+CHECKS = {check: model for model, check, _, _ in edges()}
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as connection:
+        yield connection
+
+
+def refused(connection: Connection, statement: Insert) -> psycopg.errors.IntegrityError | None:
+    """What the database says against an INSERT; what it stores is taken back."""
+    savepoint = connection.begin_nested()
+    try:
+        connection.execute(statement)
+    except IntegrityError as error:
+        assert isinstance(error.orig, psycopg.errors.IntegrityError)
+        return error.orig
+    finally:
+        savepoint.rollback()
+    return None
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_value_is_stored_up_to_its_limit_and_refused_beyond(connection: Connection, check: str) -> None:
+    for model, of, values, stored in edges():
+        if of == check:
+            error = refused(connection, insert(model).values(**NEEDED[model] | values))
+            assert (error and error.diag.constraint_name) == (None if stored else check), values
+
+
+def test_every_check_of_every_table_is_tried_at_both_sides() -> None:
+    checks = {
+        constraint.name
+        for table in metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint)
+    }
+    for stored in (True, False):
+        assert {check for _, check, _, side in edges() if side is stored} == checks
+
+
+def unwritten(table: Table) -> list[str]:
+    """The columns that an INSERT must give a value."""
+    return [c.name for c in table.columns if not c.nullable and c.server_default is None and c.identity is None]
+
+
+@pytest.mark.parametrize("model", JOB_TABLES)
+def test_a_job_cannot_be_stored_without_what_it_needs(
+    connection: Connection, model: type[Job] | type[ScheduledJob] | type[DeadLetter]
+) -> None:
+    assert set(unwritten(model.__table__)) == set(NEEDED[model])
+    for left_out in NEEDED[model]:
+        error = refused(connection, model.__table__.insert().values(**NEEDED[model] | {left_out: null()}))
+        assert isinstance(error, psycopg.errors.NotNullViolation)
+        assert error.diag.column_name == left_out
