@@ -81,11 +81,12 @@ class _IncludeObject:
     """Leaves our tables out, by schema and name, with all that hangs on them."""
 
     def __init__(self, schema: str) -> None:
-        self.schema = schema
+        # Alembic has no name for the default schema.
+        self.schemas = {schema, None} if schema == "public" else {schema}
 
     def __call__(self, obj: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:  # noqa: ARG002, FBT001
         table = obj if type_ == "table" else getattr(obj, "table", None)
-        return not (table is not None and table.schema == self.schema and table.name in _OURS)
+        return not (table is not None and table.schema in self.schemas and table.name in _OURS)
 
 
 #: For `context.configure(include_name=...)`: leave the schema `awa` out of the app's autogenerate.

@@ -22,6 +22,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any, TypedDict, Unpack
 
 from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -100,9 +101,7 @@ class Awa:
         """
 
         def register(handler: Callable[[JobContext[A]], Any]) -> Callable[[JobContext[A]], Any]:
-            self.tasks.add(
-                args_class, handler, transactional=transactional, retry_on=retry_on, discard_on=discard_on
-            )
+            self.tasks.add(args_class, handler, transactional=transactional, retry_on=retry_on, discard_on=discard_on)
             return handler
 
         return register
@@ -146,8 +145,6 @@ class Awa:
     @property
     def version(self) -> str:
         """The version of this package, for the worker's row."""
-        from importlib.metadata import version
-
         return version("awa-sqla")
 
     def _database(self, given: Given | None) -> Given:
@@ -162,5 +159,3 @@ def _sequences(options: Options) -> dict[str, Any]:
     if values.get("queues") is not None:
         values["queues"] = tuple(values["queues"])
     return values
-
-

@@ -230,4 +230,4 @@ def _same(path: str, value: object, again: object) -> None:
         for i, (item, other) in enumerate(zip(items, others, strict=True)):
             _same(f"{path}[{i}]", item, other)
     elif value != again:
-        raise InvalidJob(path, f"is a {type(value).__name__} that would come back different")
+        raise InvalidJob(path, f"is a {limits.type_name(cast('object', value))} that would come back different")

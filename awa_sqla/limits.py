@@ -30,6 +30,11 @@ LARGEST = 10**4000
 LONGEST = timedelta(days=365 * 1000)
 
 
+def type_name(value: Any) -> str:
+    """How an error names what it was given."""
+    return type(value).__name__
+
+
 def text(field: str, value: object, *, longest: int = NAME_LENGTH) -> str:
     """A name: text that is not blank, at most `longest` characters, storable in PostgreSQL."""
     if not isinstance(value, str):

@@ -97,7 +97,8 @@ def load_schema(*, host: str, port: int, user: str, dbname: str, password: str |
         Base.metadata.create_all(connection)
 
 
-# These two stand for the fixtures of the same names in pytest-postgresql.
+# These two stand for the fixtures of the same names in pytest-postgresql: they win because a
+# conftest registers this module later than that plugin; ``-p tests.databases`` would be too early.
 postgresql_noproc = factories.postgresql_noproc(
     depends_on="postgres_server",
     dbname=DBNAME,

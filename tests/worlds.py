@@ -186,7 +186,14 @@ WORLDS: dict[str, tuple[type[World], str]] = {
     "async-psycopg": (AsyncWorld, "psycopg"),
     "async-asyncpg": (AsyncWorld, "asyncpg"),
 }
-ASYNC_WORLDS = [name for name, (cls, _) in WORLDS.items() if cls is AsyncWorld]
+
+#: For what no driver has a part in: refusals of arguments, registration, guards.
+in_one_world = pytest.mark.parametrize("world", ["psycopg"], indirect=True)
+
+#: For coroutine tests.
+in_async_worlds = pytest.mark.parametrize(
+    "world", [name for name, (cls, _) in WORLDS.items() if cls is AsyncWorld], indirect=True
+)
 
 
 class Meanwhile:
@@ -267,11 +274,20 @@ class Database:
         """The follow-ups still owed."""
         return self.rows("SELECT * FROM follow_up_obligations ORDER BY id")
 
+    def keep_dead_letters(self, queue: str) -> None:
+        """What an operator's `set_queue(dead_letters=True)` does."""
+        self.execute("INSERT INTO queue_meta (queue, override_dead_letters) VALUES (%s, true)", queue)
+
     def move_on(self, job_id: int) -> None:
         """A rescue and the next claim, as another worker's: the same job under another lease."""
         self.execute(
             "UPDATE jobs_hot SET run_lease = nextval('run_lease_seq'), attempt = attempt + 1 WHERE id = %s", job_id
         )
+
+    def restart_sequences(self, ids: int, leases: int) -> None:
+        """The next job's id and the next lease follow these."""
+        self.rows("SELECT setval('jobs_id_seq', %s)", ids)
+        self.rows("SELECT setval('run_lease_seq', %s)", leases)
 
     def wait_until_one_is_blocked(self) -> None:
         """Return when another transaction waits for a lock."""

@@ -75,7 +75,9 @@ def _imported(reference: str) -> Awa:
     else:
         apps = {name: value for name, value in vars(module).items() if isinstance(value, Awa)}
         if len(apps) != 1:
-            raise NotFoundError(f"module {module_name!r} has {len(apps)} apps {sorted(apps)}; say which: module:attribute")
+            raise NotFoundError(
+                f"module {module_name!r} has {len(apps)} apps {sorted(apps)}; say which: module:attribute"
+            )
         (found,) = apps.values()
     if not isinstance(found, Awa) and callable(found):
         found = found()
@@ -89,5 +91,6 @@ def _from_pyproject() -> str | None:
         file = folder / "pyproject.toml"
         if file.is_file():
             with file.open("rb") as stream:
-                return tomllib.load(stream).get("tool", {}).get("awa-sqla", {}).get("app")
+                app: str | None = tomllib.load(stream).get("tool", {}).get("awa-sqla", {}).get("app")
+                return app
     return None

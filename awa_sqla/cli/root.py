@@ -18,7 +18,7 @@ EXIT_PRECONDITION = 4
 EXIT_UNREACHABLE = 6
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType[timedelta]):
     """`30s`, `500ms`, `5m`, `2h`, `7d`."""
 
     name = "duration"
@@ -38,7 +38,7 @@ def _after_verb(command: Any) -> Any:
     """Let -A and -d also be written after the verb, where many look for them."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
-        if value is not None and param.name is not None:
+        if value is not None:
             ctx.obj = replace(ctx.obj, **{param.name: value})
 
     for flags, metavar in ((("-A", "--app"), "MODULE:ATTR"), (("-d", "--database-url"), "URL")):
@@ -73,7 +73,7 @@ def cli(ctx: click.Context, app: str | None, database_url: str | None, *, verbos
 @click.option("--no-maintenance", is_flag=True, help="Leave promotion, rescue and obligations to others.")
 @click.pass_obj
 def worker(
-    settings: Settings, queues: tuple[str, ...], *, no_notify: bool, no_maintenance: bool, **options: Any
+    settings: Settings, /, queues: tuple[str, ...], *, no_notify: bool, no_maintenance: bool, **options: Any
 ) -> None:
     """Run the app's jobs until SIGINT or SIGTERM.
 
@@ -109,7 +109,7 @@ def worker(
 @click.option("--sql", is_flag=True, help="Print the SQL from version 0 and run nothing.")
 @click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
 @click.pass_obj
-def migrate(settings: Settings, to: int | None, schema: str, *, sql: bool, check: bool) -> None:
+def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, check: bool) -> None:
     """Install or change our schema, for apps without Alembic."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import DBAPIError

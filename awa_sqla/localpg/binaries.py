@@ -44,7 +44,7 @@ Any one of these gives you a database:
   * {url_variable}=postgresql://user:password@host:5432/dbname   your own server"""
 
 
-class PostgresUnavailable(RuntimeError):  # noqa: N818 - it states a fact about the machine
+class PostgresUnavailable(RuntimeError):
     """No PostgreSQL could be found or started; the message says what to do.
 
     Attributes:

@@ -136,9 +136,6 @@ def remove(directory: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------- the guard's end
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 class _Watch:
     """The guard's life: one loop over the socket and the signals, then the clearing up."""
 
@@ -147,11 +144,12 @@ class _Watch:
         self._uid = uid
         self._gid = gid
         self._child: subprocess.Popen[bytes] | None = None
+        self._ending = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         # A signal wakes the loop through this pipe: the end of the child is seen at once, without polling.
         self._wakeup, write_end = os.pipe()
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
-        for number in (*_ENDING, signal.SIGCHLD):
+        for number in (*self._ending, signal.SIGCHLD):
             signal.signal(number, _only_wake_up)
 
     def until_the_end(self) -> None:
@@ -160,7 +158,7 @@ class _Watch:
         while True:
             ready, _, _ = select.select([0, self._wakeup], [], [])
             if self._wakeup in ready:
-                if set(os.read(self._wakeup, 4096)) & set(_ENDING):
+                if set(os.read(self._wakeup, 4096)) & set(self._ending):
                     return
                 if self._child is not None and self._child.poll() is not None:
                     _reply(f"exit {self._child.returncode}")
@@ -197,7 +195,7 @@ class _Watch:
 
     def clear_up(self) -> None:
         """End the child and delete the directory; no signal but SIGKILL can keep us from it."""
-        for number in _ENDING:
+        for number in self._ending:
             signal.signal(number, signal.SIG_IGN)
         if self._child is not None:
             # SIGQUIT is PostgreSQL's "immediate" shutdown: there is nothing worth a checkpoint.

@@ -261,7 +261,7 @@ def _parent_directory(user: OsUser | None) -> Path:
 def _clean_environment() -> dict[str, str]:
     """Ours without what would steer PostgreSQL.
 
-    LC_ALL=C: we read one message, in English; and with others macOS starts a thread, which the server refuses.
+    LC_ALL=C: one message we read, in English; with others macOS starts a thread, which the server refuses.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return {**env, "LC_ALL": "C"}

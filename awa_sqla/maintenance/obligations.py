@@ -83,5 +83,3 @@ def _failed(obligation_id: int, tries: int, error: str) -> Update:
         .values(attempts=tries, last_error=error, next_attempt_at=again)
         .execution_options(synchronize_session=False)
     )
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Integer, bindparam, delete, func, insert, null, select
+from sqlalchemy import Integer, bindparam, delete, func, insert, literal_column, null, select
 from sqlalchemy.orm import Session
 
 from awa_sqla.models.base import StateText
@@ -13,7 +13,6 @@ from awa_sqla.models.job import SHARED, Job, ScheduledJob
 from awa_sqla.session.guards import MANAGED
 from awa_sqla.session.statements import AS_OF
 from awa_sqla.session.table import TRANSITIONS
-from sqlalchemy import literal_column
 
 _target = literal_column(f"'{TRANSITIONS['promote'].target.value}'", StateText)
 
@@ -53,7 +52,7 @@ _NEXT = select(func.extract("epoch", func.min(ScheduledJob.run_at) - func.clock_
 class Promoted(NamedTuple):
     """What one pass did: how many jobs, into which queues, and how long until the next is due (None: none)."""
 
-    count: int
+    jobs: int
     queues: frozenset[str]
     next_due: timedelta | None
 

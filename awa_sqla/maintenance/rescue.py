@@ -10,7 +10,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Integer, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import Integer, Text, bindparam, case, func, literal_column, or_, select
 from sqlalchemy.orm import Session
 
 from awa_sqla.models.job import Attempt, Job
@@ -27,7 +27,7 @@ _STALE = (
     select(
         Job,
         func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False),
-        case((_stale, literal_column("'stale'")), else_=literal_column("'overdue'")),
+        case((_stale, literal_column("'stale'", Text)), else_=literal_column("'overdue'", Text)),
     )
     .outerjoin(Queue, Queue.queue == Job.queue)
     .where(among(Job.state, TRANSITIONS["rescue"].sources), or_(_stale, Job.deadline_at < AS_OF))

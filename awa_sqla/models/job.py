@@ -206,9 +206,7 @@ class ScheduledJob(JobColumns, AwaBase):
     @declared_attr.directive
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
-        return constraints(
-            "scheduled_jobs", "'scheduled', 'retryable'", Index("ix_scheduled_jobs_due", "run_at", "id")
-        )
+        return constraints("scheduled_jobs", "'scheduled', 'retryable'", Index("ix_scheduled_jobs_due", "run_at", "id"))
 
 
 class DeadLetter(JobColumns, AwaBase):
@@ -250,7 +248,7 @@ def _remember_attempt(job: Job, context: object) -> None:  # noqa: ARG001 - SQLA
 event.listen(Job, "load", _remember_attempt)
 
 #: The tables a row can move between.
-JOB_TABLES: tuple[type[Job] | type[ScheduledJob] | type[DeadLetter], ...] = (Job, ScheduledJob, DeadLetter)
+JOB_TABLES: tuple[type[Job | ScheduledJob | DeadLetter], ...] = (Job, ScheduledJob, DeadLetter)
 
 #: The attributes that the three tables share.
 SHARED: tuple[str, ...] = tuple(a.key for a in inspect(JobRecord).column_attrs if a.key != "stored_in")

@@ -7,7 +7,7 @@ own, which makes it the natural place; an async_sessionmaker gets one the first 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
@@ -48,11 +48,12 @@ def detach(registry: Registry, target: object) -> None:
 def _place(target: object, *, make: bool) -> Mark | None:
     """The class or session that `target` stands for."""
     if isinstance(target, scoped_session | async_scoped_session):
-        return _place(target.session_factory, make=make)
+        factory: Any = cast("Any", target).session_factory
+        return _place(factory, make=make)
     if isinstance(target, async_sessionmaker):
         return _async_place(target, make=make)
     if isinstance(target, sessionmaker):
-        return target.class_
+        return _class_of(target)
     if isinstance(target, AsyncSession):
         return target.sync_session
     if isinstance(target, Session):
@@ -68,12 +69,17 @@ def _place(target: object, *, make: bool) -> Mark | None:
     raise ConfigurationError(f"attach() takes {_ACCEPTED}, not {target!r}")
 
 
-def _async_place(maker: async_sessionmaker[Any], *, make: bool) -> Mark | None:
+def _class_of(maker: Any) -> type[Session]:
+    own: type[Session] = maker.class_
+    return own
+
+
+def _async_place(maker: Any, *, make: bool) -> Mark | None:
     sync: Any = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
     if isinstance(sync, sessionmaker):
-        return sync.class_
+        return _class_of(sync)
     owned = _owners.get(maker)
-    if owned is sync:
+    if owned is not None and owned is sync:
         return owned
     if not make:
         return None

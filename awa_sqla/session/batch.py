@@ -15,8 +15,8 @@ from awa_sqla.models.job import Attempt, Job
 from awa_sqla.session import catalogue, ledger, marks, statements
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
-from awa_sqla.session.target import SyncSession
 from awa_sqla.session.steps import entered
+from awa_sqla.session.target import SyncSession
 
 
 class Completion(NamedTuple):

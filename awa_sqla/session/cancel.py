@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Row, inspect
-from sqlalchemy.orm import Session
+from sqlalchemy import inspect
+from sqlalchemy.orm import InstanceState, Session
 
 from awa_sqla import limits
 from awa_sqla.errors import InvalidJob, JobNotFound
@@ -15,9 +16,9 @@ from awa_sqla.models.snapshot import JobSnapshot
 from awa_sqla.models.wakeups import channel
 from awa_sqla.session import ledger, statements
 from awa_sqla.session.ledger import Staged
+from awa_sqla.session.steps import entered, moved_values
 from awa_sqla.session.table import TERMINAL
 from awa_sqla.session.target import SyncSession, schema_of
-from awa_sqla.session.steps import entered, moved_values
 
 Cancellable = Job | ScheduledJob | DeadLetter | JobRecord | JobSnapshot | int
 
@@ -61,7 +62,7 @@ def cancel_row(session: Session, job_id: int, reason: str) -> Job | None:
         # It was promoted or rescheduled between the two looks: look again.
 
 
-def _moved(taken: Row[Any]) -> Job:
+def _moved(taken: Sequence[Any]) -> Job:
     values, _, clock = moved_values(taken)
     return Job(**values | {"state": JobState.CANCELLED, "finalized_at": clock})
 
@@ -78,7 +79,7 @@ def _id_of(session: Session, job_or_id: object) -> int:
         return limits.integer("job", job_or_id, 1, 2**63 - 1)
     if isinstance(job_or_id, JobSnapshot):
         return job_or_id.id
-    state = inspect(job_or_id)
+    state: InstanceState[Any] = inspect(job_or_id)
     if state.pending:
         session.flush()
     if state.identity is None:

@@ -61,9 +61,7 @@ def _follow_ups(session: Session, entry: Staged) -> list[object]:
     return rows + [_obligation(snapshot, outcome, name, entry, why) for name in owed]
 
 
-def _obligation(
-    snapshot: JobSnapshot, outcome: Outcome, name: str, entry: Staged, error: str | None
-) -> Obligation:
+def _obligation(snapshot: JobSnapshot, outcome: Outcome, name: str, entry: Staged, error: str | None) -> Obligation:
     return Obligation(
         job_id=snapshot.id,
         kind=snapshot.kind,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
 from awa_sqla.args import JobArgs, decode
 from awa_sqla.models.base import Outcome
@@ -38,14 +38,16 @@ class Event(Generic[A_co]):
     @property
     def args(self) -> A_co:
         """The job's arguments. Raises pydantic's `ValidationError` when the row does not fit the class."""
-        if not isinstance(self._args, JobArgs):
-            self._args = self._args()
-        return self._args
+        given: Any = self._args
+        if not isinstance(given, JobArgs):
+            given = self._args = given()
+        return cast("A_co", given)
 
     @classmethod
     def load(cls, args_class: type[JobArgs], job: JobSnapshot, context: Mapping[str, Any]) -> Self:
         """The event of a transition: `context` holds the outcome's own fields, also as plain JSON."""
-        return cls(lambda: decode(args_class, job.args), job, **cls.fields(context))
+        later: Any = lambda: decode(args_class, job.args)  # noqa: E731 - decoded when first read
+        return cls(later, job, **cls.fields(context))
 
     @classmethod
     def fields(cls, context: Mapping[str, Any]) -> dict[str, Any]:

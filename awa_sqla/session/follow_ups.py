@@ -18,7 +18,7 @@ effect in silence.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -151,7 +151,7 @@ class FollowUps:
         attachment.detach(self, target)
 
     @contextmanager
-    def attached(self, target: object, /) -> Iterator[FollowUps]:
+    def attached(self, target: object, /) -> Generator[FollowUps, None, None]:
         """Attach to `target` inside a `with` block."""
         attachment.attach(self, target)
         try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Connection, Table, event, inspect
-from sqlalchemy.orm import Mapper, ORMExecuteState, Session
+from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper
 
 from awa_sqla.errors import UnmanagedWriteError
 from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, ScheduledJob
@@ -49,7 +49,7 @@ def _deny_flush(mapper: Mapper[Any], connection: Connection, target: Any) -> Non
 
 
 for _cls in _CLASSES:
-    for _attribute in inspect(_cls).column_attrs:
+    for _attribute in class_mapper(_cls).column_attrs:
         _deny(_cls, _attribute.key)
     event.listen(_cls, "before_delete", _deny_flush)
 

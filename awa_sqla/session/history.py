@@ -67,7 +67,7 @@ def rfc3339() -> ColumnElement[str]:
     return func.to_char(utc, literal_column("""'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'"""))
 
 
-def appended(cls: type[Job] | type[ScheduledJob]) -> ColumnElement[Any]:
+def appended(cls: type[Job | ScheduledJob]) -> ColumnElement[Any]:
     """The SQL of `errors` with one more entry, within the bounds.
 
     The bind `entry` holds what `describe` returned and any extras; attempt and time are added here.

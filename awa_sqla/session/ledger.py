@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import inspect
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm import InstanceState, Session, SessionTransaction
 from sqlalchemy.orm.attributes import flag_dirty
 
 from awa_sqla.models.base import Outcome
@@ -76,7 +76,7 @@ def stage(session: Session, entry: Staged) -> None:
     ledger = _ledgers.setdefault(transaction, Ledger())
     entry.defer = entry.defer or deferring(session)
     ledger.staged.append(entry)
-    state = inspect(entry.row)
+    state: InstanceState[Any] = inspect(entry.row)
     if state.persistent:
         flag_dirty(entry.row)
     session.add_all(entry.rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
@@ -34,7 +34,7 @@ def running() -> Parent | None:
 
 
 @contextmanager
-def running_under(parent: Parent) -> Iterator[None]:
+def running_under(parent: Parent) -> Generator[None, None, None]:
     """Jobs enqueued inside this block are children of `parent`."""
     token = _running.set(parent)
     try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from awa_sqla import limits
 from awa_sqla.args import JobArgs
 from awa_sqla.errors import FollowUpError
 from awa_sqla.models.base import Outcome
@@ -62,6 +63,5 @@ def _requests(returned: object) -> Iterator[EnqueueRequest]:
             else:
                 raise _NonsenseError(f"returned a {type(item).__name__} among its follow-ups, not a JobArgs")
     else:
-        raise _NonsenseError(
-            f"returned a {type(returned).__name__}, not a JobArgs, EnqueueRequest or list of those"
-        )
+        kind = limits.type_name(returned)
+        raise _NonsenseError(f"returned a {kind}, not a JobArgs, EnqueueRequest or list of those")

@@ -13,6 +13,7 @@ from sqlalchemy import (
     BigInteger,
     ColumnElement,
     Double,
+    Executable,
     Integer,
     Interval,
     Text,
@@ -51,8 +52,10 @@ AS_OF = func.statement_timestamp()
 def among(state: Any, states: tuple[JobState, ...]) -> ColumnElement[bool]:
     """`state` is one of `states`, as literals."""
     if len(states) == 1:
-        return state == bindparam(None, states[0], literal_execute=True)
-    return state.in_(bindparam(None, states, expanding=True, literal_execute=True))
+        one: ColumnElement[bool] = state == bindparam(None, states[0], literal_execute=True)
+        return one
+    several: ColumnElement[bool] = state.in_(bindparam(None, states, expanding=True, literal_execute=True))
+    return several
 
 
 SECOND = literal_column("interval '1 second'", Interval)
@@ -81,7 +84,7 @@ def effects(transition: Transition) -> dict[str, Any]:
     return values
 
 
-def shared(cls: type[Job] | type[ScheduledJob]) -> list[InstrumentedAttribute[Any]]:
+def shared(cls: type[Job | ScheduledJob]) -> list[InstrumentedAttribute[Any]]:
     """The columns that a moved row takes along."""
     return [getattr(cls, key) for key in SHARED]
 
@@ -139,7 +142,7 @@ _claim = (
 CLAIM = _claim.returning(Job).execution_options(**OPTIONS)
 
 #: For a connection instead of a session: plain rows of the shared columns, three times cheaper than entities.
-CLAIM_ROWS = _claim.returning(*shared(Job))
+CLAIM_ROWS: Executable = _claim.returning(*shared(Job))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 # ------------------------------------------------- transitions of an attempt
 

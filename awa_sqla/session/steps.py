@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from sqlalchemy import Row, inspect
+from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import StaleJobError
@@ -12,6 +13,8 @@ from awa_sqla.models.job import SHARED, Attempt, Job
 from awa_sqla.session import listeners, marks
 from awa_sqla.session.table import ATTEMPT_COLUMNS
 from awa_sqla.session.target import require_transaction, sync_session
+
+T = TypeVar("T")
 
 
 def entered(session: object, verb: str, *, transition: bool = False) -> Session:
@@ -31,7 +34,7 @@ def fence(attempt: Attempt, **parameters: Any) -> dict[str, Any]:
     return {"held_id": attempt.id, "held_lease": attempt.run_lease, **parameters}
 
 
-def one(session: Session, attempt: Attempt, found: Any) -> Any:
+def one(session: Session, attempt: Attempt, found: T | None) -> T:
     """What the guarded statement matched, or `StaleJobError` with the row as it is now."""
     if found is not None:
         return found
@@ -44,7 +47,7 @@ def one(session: Session, attempt: Attempt, found: Any) -> Any:
     raise StaleJobError(attempt.id, attempt.run_lease, now.state.value, now.run_lease)
 
 
-def moved_values(taken: Row[Any]) -> tuple[dict[str, Any], Any, Any]:
+def moved_values(taken: Sequence[Any]) -> tuple[dict[str, Any], Any, Any]:
     """(attributes of the moved row, due time, clock) from a DELETE ... RETURNING of the shared columns."""
     *columns, errors, due, clock = taken
     values = dict(zip(SHARED, columns, strict=True)) | {"errors": errors}

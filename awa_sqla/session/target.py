@@ -16,44 +16,46 @@ SyncSession = Session | scoped_session[Any]
 AnyAsyncSession = AsyncSession | async_scoped_session[Any]
 
 
-def sync_session(session: object, verb: str) -> Session:
+def sync_session(session: Any, verb: str) -> Session:
     """The `Session` behind a sync verb's first argument."""
     if isinstance(session, Session):
         return session
     if isinstance(session, scoped_session):
-        return sync_session(session(), verb)
+        return sync_session(_current(session), verb)
     if isinstance(session, AsyncSession | async_scoped_session):
         raise UnsupportedSession(
-            f"{verb}() takes a Session; for {type(session).__name__} use `await awa_sqla.asyncio.{verb}(...)`"
+            f"{verb}() takes a Session; for {_named(session)} use `await awa_sqla.asyncio.{verb}(...)`"
         )
-    raise UnsupportedSession(
-        f"{verb}() takes a Session, a subclass of it or a scoped_session, not {_named(session)}"
-    )
+    raise UnsupportedSession(f"{verb}() takes a Session, a subclass of it or a scoped_session, not {_named(session)}")
 
 
-def async_session(session: object, verb: str) -> AsyncSession:
+def async_session(session: Any, verb: str) -> AsyncSession:
     """The `AsyncSession` behind an async verb's first argument."""
     if isinstance(session, AsyncSession):
         return session
     if isinstance(session, async_scoped_session):
-        return async_session(session(), verb)
+        return async_session(_current(session), verb)
     if isinstance(session, Session | scoped_session):
         raise UnsupportedSession(
-            f"awa_sqla.asyncio.{verb}() takes an AsyncSession; for {type(session).__name__} use `awa_sqla.{verb}(...)`"
+            f"awa_sqla.asyncio.{verb}() takes an AsyncSession; for {_named(session)} use `awa_sqla.{verb}(...)`"
         )
     raise UnsupportedSession(
         f"{verb}() takes an AsyncSession, a subclass of it or an async_scoped_session, not {_named(session)}"
     )
 
 
-def any_session(session: object, verb: str) -> Session:
+def any_session(session: Any, verb: str) -> Session:
     """The `Session` behind either kind, for functions that do no I/O."""
     if isinstance(session, AsyncSession | async_scoped_session):
         return async_session(session, verb).sync_session
     return sync_session(session, verb)
 
 
-def _named(thing: object) -> str:
+def _current(scoped: Any) -> object:
+    return scoped()
+
+
+def _named(thing: Any) -> str:
     if isinstance(thing, Engine | Connection):
         return f"{type(thing).__name__} (make a Session(bind=...) of it)"
     return f"the class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__
@@ -67,7 +69,7 @@ def schema_of(session: Session) -> str:
 
 def schema_in(bind: Engine | Connection) -> str:
     """The schema our tables have for this engine or connection: its `schema_translate_map` decides."""
-    translated = bind.get_execution_options().get("schema_translate_map") or {}
+    translated: dict[str | None, str | None] = bind.get_execution_options().get("schema_translate_map") or {}
     return translated.get(SCHEMA) or SCHEMA
 
 
@@ -80,8 +82,8 @@ def require_transaction(session: Session) -> None:
     bind = session.get_bind(Job)
     if session.bind is not None and bind is not session.bind:
         raise ConfigurationError(
-            f"this session sends the job tables to {bind!r} and its other rows to {session.bind!r}: two transactions, "
-            "so nothing would commit together. Keep the jobs in the database of the rows they belong to"
+            f"this session sends the job tables to {bind!r} and its other rows to {session.bind!r}: two "
+            "transactions, so nothing would commit together. Keep the jobs in the database of the rows they belong to"
         )
     connection = session.connection(bind_arguments={"mapper": Job})
     if getattr(connection.connection.dbapi_connection, "autocommit", False):

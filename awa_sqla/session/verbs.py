@@ -43,8 +43,10 @@ def claim(
     queue), `UnsupportedSession`, `ConfigurationError`. (DESIGN 4, 5.1)
     """
     target = entered(session, "claim")
-    names = [queues] if isinstance(queues, str) else list(queues)
     limits.integer("limit", limit, 1, 1_000_000)
+    if not isinstance(queues, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidJob("queues", f"must be a queue's name or several, not {type(queues).__name__}")
+    names = [queues] if isinstance(queues, str) else list(queues)
     if not names:
         raise InvalidJob("queues", "must name at least one queue")
     if worker_id is not None:

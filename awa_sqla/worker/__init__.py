@@ -2,8 +2,8 @@
 
 `runner` is the life of the process; `dispatch` claims, `run` performs one attempt, `transaction` wraps handlers that
 share a session with their outcome, `finalize` writes outcomes, `heartbeat` keeps leases alive from a thread of its
-own, `listen` hears wake-ups, `lanes` runs maintenance beside it all. Every change of a job goes through the verbs
-of `awa_sqla.session`; a handler never shares a session with the worker's books.
+own, `listen` hears wake-ups, `lanes` runs maintenance beside it all. Every change of a job goes through the
+verbs of `awa_sqla.session`; a handler never shares a session with the worker's books.
 """
 
 from awa_sqla.worker.config import QueueConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
@@ -95,8 +95,8 @@ def checked_queues(queues: object) -> dict[str, QueueConfig]:
     if not isinstance(queues, Mapping):
         raise InvalidJob("queues", "must map queue names to QueueConfig(...)")
     found: dict[str, QueueConfig] = {}
-    for name, config in queues.items():  # pyright: ignore[reportUnknownVariableType]
+    for name, config in cast("Mapping[object, object]", queues).items():
         if not isinstance(config, QueueConfig):
-            raise InvalidJob(f"queues[{name!r}]", f"must be a QueueConfig, not {type(config).__name__}")  # pyright: ignore[reportUnknownArgumentType]
+            raise InvalidJob(f"queues[{name!r}]", f"must be a QueueConfig, not {limits.type_name(config)}")
         found[limits.text("queues", name)] = config
     return found

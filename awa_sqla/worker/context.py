@@ -101,9 +101,7 @@ class JobContext(Generic[A_co]):
         """Merge `data` (a JSON object) into `progress["metadata"]`, where the next attempt finds it."""
         return self.set_progress(metadata=data)
 
-    async def _write(
-        self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
-    ) -> None:
+    async def _write(self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None) -> None:
         self.progress = await self._clerk.set_progress(self.lease, percent, message, metadata)
 
     def give_session(self, session: Any) -> None:

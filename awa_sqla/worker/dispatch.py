@@ -7,7 +7,7 @@ last claim was full. Claims are plain rows on a connection, committed before any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import bindparam, column, func, select
@@ -25,9 +25,7 @@ from awa_sqla.worker.finalize import insisting
 class QueueLoop:
     """Claims for one queue and starts what it claimed."""
 
-    def __init__(
-        self, name: str, config: QueueConfig, engine: AsyncEngine, worker_id: str, batch: int
-    ) -> None:
+    def __init__(self, name: str, config: QueueConfig, engine: AsyncEngine, worker_id: str, batch: int) -> None:
         self.name = name
         self._engine = engine
         self._worker_id = worker_id
@@ -64,7 +62,7 @@ class QueueLoop:
     async def _claim(self, limit: int) -> list[JobSnapshot]:
         parameters: dict[str, Any] = {"in_queue": self.name, "limit": limit, "by_worker": self._worker_id}
         async with self._engine.begin() as connection:
-            rows = (await connection.execute(CLAIM_ROWS, parameters)).all()
+            rows: Sequence[Sequence[Any]] = (await connection.execute(CLAIM_ROWS, parameters)).all()
         claimed = [JobSnapshot(**dict(zip(SHARED, row, strict=True))) for row in rows]
         return sorted(claimed, key=lambda job: (job.priority, job.run_at, job.id))
 

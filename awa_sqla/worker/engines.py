@@ -60,8 +60,8 @@ class Engines:
 
     async def dispose(self) -> None:
         """Close the engines that were made here."""
-        for engine in self._own_async:
-            await engine.dispose()
+        for own in self._own_async:
+            await own.dispose()
         for engine in self._own_sync:
             engine.dispose()
 

@@ -1,9 +1,9 @@
 """Outcomes into the database: in batches where they go well, one by one where they do not.
 
-Plain completions are written by one statement for a batch, follow-ups and all. If a batch fails, each of its members
-is tried alone, so that one bad row or one raising spec cannot hold up its neighbours. An outcome whose follow-up
-fails is committed with an obligation instead: the handler is not run again, nothing is lost, nothing loops. While
-the database is away, outcomes wait; capacity is given back only when an outcome is acknowledged.
+Plain completions are written by one statement for a batch, follow-ups and all. If a batch fails, each of its
+members is tried alone, so that one bad row or one raising spec cannot hold up its neighbours. An outcome whose
+follow-up fails is committed with an obligation instead: the handler is not run again, nothing is lost, nothing
+loops. While the database is away, outcomes wait; capacity is given back only when an outcome is acknowledged.
 """
 
 from __future__ import annotations
@@ -100,20 +100,23 @@ class Finalizer:
         except StaleJobError:
             raise
         except Exception as exc:  # noqa: BLE001 - the transition must get through without user code
-            log.error("job %s: %s; its follow-ups are owed", run.attempt.id, exc)  # noqa: TRY400
-            try:
-                await self._persist(lambda session: _apply(session, run, result, owed=True, because=exc))
-            except StaleJobError:
-                raise
-            except Exception as worse:  # noqa: BLE001
-                failed = Failed(worse)
-                await self._persist(lambda session: _apply(session, run, failed, owed=True))
+            log.error("job %s: %s; its follow-ups are owed", run.attempt.id, exc)
+            await self._record_owed(run, result, exc)
+
+    async def _record_owed(self, run: Run, result: Result, because: Exception) -> None:
+        try:
+            await self._persist(lambda session: _apply(session, run, result, owed=True, because=because))
+        except StaleJobError:
+            raise
+        except Exception as exc:  # noqa: BLE001 - then the failure itself is what can be recorded
+            failed = Failed(exc)
+            await self._persist(lambda session: _apply(session, run, failed, owed=True))
 
     async def _persist(self, work: Callable[[Session], T]) -> T:
         """Run `work` in a transaction, again and again while the database is the reason that it fails.
 
-        A connection lost in COMMIT leaves it open whether the outcome is stored; the next try finds out, because the
-        lease admits an outcome once.
+        A connection lost in COMMIT leaves it open whether the outcome is stored; the next try finds out, because
+        the lease admits an outcome once.
         """
 
         async def once() -> T:
@@ -141,9 +144,7 @@ def _brief(exc: Exception) -> str:
     return str(getattr(exc, "orig", exc)).partition("\n")[0]
 
 
-def _apply(
-    session: Session, run: Run, result: Result, *, owed: bool, because: BaseException | None = None
-) -> None:
+def _apply(session: Session, run: Run, result: Result, *, owed: bool, because: BaseException | None = None) -> None:
     if owed:
         defer_all(session, error=_why(because if because is not None else getattr(result, "error", None)))
     apply(session, run.attempt, result, run.task)

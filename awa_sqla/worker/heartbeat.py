@@ -1,7 +1,8 @@
 """Heartbeats: a thread with a connection of its own, so that no handler can starve them.
 
-Each beat refreshes the rows of all attempts in flight, in the order of their ids and passing over locked rows (whose
-holder is alive); asks which leases are lost; and refreshes the process's own row and its specs in the catalogue.
+Each beat refreshes the rows of all attempts in flight, in the order of their ids and passing over locked rows
+(whose holder is alive); asks which leases are lost; and refreshes the process's own row and its specs in the
+catalogue.
 """
 
 from __future__ import annotations
@@ -54,9 +55,7 @@ BEAT = (
 # Completed and failed under our lease is our own doing, perhaps not acknowledged yet.
 LOST = (
     select(_flight.c.id, _flight.c.run_lease)
-    .outerjoin(
-        Job, and_(_own, among(Job.state, (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED)))
-    )
+    .outerjoin(Job, and_(_own, among(Job.state, (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED))))
     .where(Job.id.is_(None))
 )
 
@@ -104,9 +103,7 @@ def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
     statement = insert(Queue).values(rows)
     declared = {name: statement.excluded[name] for name in rows[0] if name != "queue"}
     changed = or_(*(getattr(Queue, name).is_distinct_from(value) for name, value in declared.items()))
-    session.execute(
-        statement.on_conflict_do_update(index_elements=[Queue.queue], set_=declared, where=changed)
-    )
+    session.execute(statement.on_conflict_do_update(index_elements=[Queue.queue], set_=declared, where=changed))
 
 
 class Heart:

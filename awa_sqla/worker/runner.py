@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -74,7 +74,7 @@ class Worker:
         self._idle.set()
         self._state: Any = None
 
-    async def __aenter__(self) -> Worker:
+    async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()
         try:
             await self._start()
@@ -125,9 +125,7 @@ class Worker:
             for name, config in self._queues.items()
         }
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
-        heart = Heart(
-            self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost
-        )
+        heart = Heart(self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost)
         heart.start()
         self._stack.push_async_callback(asyncio.to_thread, heart.stop)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
@@ -317,5 +315,3 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
 def worker(app: Awa, given: Given, options: Mapping[str, Any]) -> Worker:
     """Build a worker from keyword options."""
     return Worker(app, given, WorkerOptions(**options))
-
-

@@ -113,6 +113,20 @@ def test_filters_for_a_schema_of_another_name_leave_that_one_alone(connection: C
     assert proposals(connection, app_metadata(), {**options, which: getattr(filters(), which)}) != []
 
 
+@pytest.mark.case(20)
+@pytest.mark.parametrize("include_schemas", [False, True])
+def test_the_filters_of_public_leave_our_tables_alone_beside_the_apps(
+    connection: Connection, include_schemas: bool
+) -> None:
+    create_all(connection, "public")
+    metadata = MetaData()
+    Table("orders", metadata, Column("id", Integer, primary_key=True))
+    metadata.create_all(connection)
+    options = {"include_schemas": include_schemas, **filters("public")._asdict()}
+    assert proposals(connection, metadata, options) == []
+    assert proposals(connection, MetaData(), options) == [("remove_table", "orders")]
+
+
 def test_filters_of_a_bad_schema_name_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no plain identifier"):
         filters("no such")

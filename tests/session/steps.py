@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
 from awa_sqla import Job, JobArgs, claim, enqueue
 from tests.app import Signup
+from tests.worlds import Database
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)
@@ -34,3 +36,20 @@ def again(session: Session, job: Job) -> Job:
     assert claimed.id == job.id, "another job of this queue came first"
     session.commit()
     return claimed
+
+
+def due_again(database: Database, session: Session, job_id: int) -> Job:
+    """What promotion does, at once: the scheduled job is available."""
+    columns = "id, " + ", ".join(c.name for c in inspect(Job).columns if c.name not in ("id", "state", "run_at"))
+    database.execute(
+        f"WITH gone AS (DELETE FROM scheduled_jobs WHERE id = {job_id} RETURNING *) "
+        f"INSERT INTO jobs_hot ({columns}, state, run_at) SELECT {columns}, 'available', now() FROM gone"
+    )
+    found = session.get(Job, job_id)
+    assert found is not None
+    return found
+
+
+def wait_of(row: Any) -> timedelta:
+    """From the end of the attempt to the next one's due time, which are two readings of one clock."""
+    return timedelta(milliseconds=round((row.run_at - row.finalized_at) / timedelta(milliseconds=1)))

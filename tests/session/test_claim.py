@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from awa_sqla import InvalidJob, Job, JobState, claim, enqueue
 from tests.app import Charge, Signup
 from tests.session.steps import available
-from tests.worlds import Database, World
+from tests.worlds import Database, World, in_one_world
 
 
 def test_a_claim_starts_an_attempt(session: Session, database: Database) -> None:
@@ -158,6 +158,7 @@ def test_a_claim_sends_pending_jobs_first_whatever_autoflush_says(world: World) 
         session.rollback()
 
 
+@in_one_world
 @pytest.mark.parametrize(
     ("queues", "options", "field"),
     [

@@ -7,7 +7,7 @@ import pytest
 
 from awa_sqla import EnqueueRequest, InvalidJob, Job, JobArgs, enqueue
 from tests.app import Charge, Signup
-from tests.worlds import World
+from tests.worlds import World, in_one_world
 
 NAIVE = datetime(2026, 1, 1)
 AWARE = NAIVE.replace(tzinfo=UTC)
@@ -100,6 +100,7 @@ def test_job_of_takes_the_options_of_enqueue_for_plain_jobs() -> None:
     assert (job.tags, job.meta) == (["x"], {"a": 1})
 
 
+@in_one_world
 def test_the_database_holds_the_limits_too(world: World) -> None:
     from sqlalchemy.exc import IntegrityError
 
@@ -111,6 +112,7 @@ def test_the_database_holds_the_limits_too(world: World) -> None:
         session.rollback()
 
 
+@in_one_world
 @pytest.mark.case(12)
 def test_a_refused_enqueue_leaves_the_transaction_as_it_was(world: World, database: Any) -> None:
     session = world.session()

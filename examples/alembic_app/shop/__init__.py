@@ -1,0 +1,1 @@
+"""A small shop: it had its own tables and history before it got a job queue."""
