@@ -1,4 +1,6 @@
+# Type checkers do not know the operations of plugins.
 # mypy: disable-error-code="attr-defined"
+# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false
 """${message}
 
 Revision ID: ${up_revision}

@@ -195,8 +195,12 @@ def decode(cls: type[A], data: dict[str, Any]) -> A:
 
     Raises pydantic's `ValidationError` when the row does not fit the class.
     """
-    # JSON mode: what a strict field refuses from Python objects (a date as text) is right from JSON.
-    return cls.model_validate_json(json.dumps(data), by_alias=False, by_name=True, extra="ignore")
+    return decode_json(cls, json.dumps(data))
+
+
+def decode_json(cls: type[A], text: str) -> A:
+    """`decode()` from JSON text: what a strict field refuses from Python objects (a date as text) is right there."""
+    return cls.model_validate_json(text, by_alias=False, by_name=True, extra="ignore")
 
 
 def _path(root: str, loc: Iterable[int | str]) -> str:

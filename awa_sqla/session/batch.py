@@ -15,6 +15,7 @@ from awa_sqla.models.job import Attempt, Job
 from awa_sqla.session import catalogue, ledger, marks, statements
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
+from awa_sqla.session.rows import expire_record
 from awa_sqla.session.steps import entered
 from awa_sqla.session.target import SyncSession
 
@@ -67,6 +68,8 @@ def complete_many(session: SyncSession, items: Iterable[Job | Attempt | Completi
 def _stage(session: Session, kinds: dict[int, str], by_id: dict[int, Completion]) -> None:
     followed = {kind for kind in set(kinds.values()) if needs_row(session, kind, Outcome.COMPLETED)}
     key = inspect(Job).identity_key_from_primary_key
+    for id_ in kinds:
+        expire_record(session, id_)
     load = [id_ for id_, kind in kinds.items() if kind in followed or key((id_,)) in session.identity_map]
     if load:
         for row in session.scalars(statements.LOAD_MANY, {"ids": load}):

@@ -19,43 +19,43 @@ from awa_sqla.session.ledger import Staged
 from awa_sqla.session.marks import registry_of
 
 
-def drain(session: Session) -> None:
-    """Bring everything staged in the innermost transaction into `session.new`.
+def drain(session: Session, *, outer: bool = False) -> None:
+    """Bring everything staged in the innermost transaction into `session.new`; with `outer`, in all open ones.
 
     Not re-entrant: a spec that queries would otherwise flush, and run a second time. Raises `FollowUpError`.
     """
-    found = ledger.current(session)
-    if found is None or found.draining or not found.staged:
+    innermost = ledger.current(session)
+    found = ledger.unsettled(session) if outer else [innermost] if innermost is not None else []
+    if any(one.draining for one in found) or not any(one.staged for one in found):
         return
-    found.draining = True
+    for one in found:
+        one.draining = True
     try:
         with session.no_autoflush:
-            while fresh := [entry for entry in found.staged if not entry.computed]:
+            while fresh := [entry for one in found for entry in one.staged if not entry.computed]:
                 brought = [_follow_ups(session, entry) for entry in fresh]
                 for entry, rows in zip(fresh, brought, strict=True):
                     entry.rows.extend(rows)
                     entry.computed = True
-            for entry in found.staged:
+            for entry in [entry for one in found for entry in one.staged]:
                 # Added again when they were expunged meanwhile, by a vetoed flush or expunge_all().
                 session.add_all(row for row in entry.rows if inspect(row).key is None and row not in session)
     finally:
-        found.draining = False
+        for one in found:
+            one.draining = False
 
 
 def _follow_ups(session: Session, entry: Staged) -> list[object]:
     outcome = entry.outcome
     if outcome is None:
         return []
-    registry = registry_of(session)
-    local = registry.specs_of(entry.row.kind, outcome) if registry else ()
+    registry, snapshot = registry_of(session), entry.snapshot
+    local = registry.specs_of(snapshot.kind, outcome) if registry else ()
     known = {spec.name for spec in local}
-    owed = sorted(catalogue.names(session, entry.row.kind, outcome) - known)
+    owed = sorted(catalogue.names(session, snapshot.kind, outcome) - known)
     if entry.defer:
         owed = [spec.name for spec in local] + owed
         local = ()
-    if not local and not owed:
-        return []
-    snapshot = JobSnapshot.of(entry.row)
     rows = [row for spec in local for row in spec.rows(snapshot, entry.context)]
     why = ledger.reason_to_defer(session)
     return rows + [_obligation(snapshot, outcome, name, entry, why) for name in owed]

@@ -17,15 +17,17 @@ from sqlalchemy.orm.attributes import flag_dirty
 
 from awa_sqla.models.base import Outcome
 from awa_sqla.models.job import DeadLetter, Job, ScheduledJob
+from awa_sqla.models.snapshot import JobSnapshot
 
 
 @dataclass(slots=True, eq=False)
 class Staged:
     """One transition of this transaction.
 
-    `row` is the job after it, `context` the outcome's own event fields. With `defer`, no spec is called:
-    each is owed as an obligation. `rows` must become persistent before this entry may leave the ledger: the
-    row of a move from the start, the follow-ups once they are `computed`.
+    `row` is the job after it, and `snapshot` its values, taken at once: the caller may expire or expunge the row.
+    `context` holds the outcome's own event fields. With `defer`, no spec is called: each is owed as an obligation.
+    `rows` must become persistent before this entry may leave the ledger: the row of a move from the start, the
+    follow-ups once they are `computed`.
     """
 
     row: Job | ScheduledJob | DeadLetter
@@ -34,6 +36,10 @@ class Staged:
     defer: bool = False
     rows: list[object] = field(default_factory=list[object])
     computed: bool = False
+    snapshot: JobSnapshot = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.snapshot = JobSnapshot.of(self.row)
 
     @property
     def settled(self) -> bool:
@@ -52,6 +58,9 @@ class Ledger:
 _ledgers: WeakKeyDictionary[SessionTransaction, Ledger] = WeakKeyDictionary()
 _deferring: WeakKeyDictionary[SessionTransaction, str | None] = WeakKeyDictionary()
 
+#: Sessions whose flush has sent its SQL, with the rows to mark as dirty once it is over.
+_flushed: WeakKeyDictionary[Session, list[object]] = WeakKeyDictionary()
+
 
 def boundary(session: Session) -> SessionTransaction | None:
     """The innermost savepoint or root transaction of the session."""
@@ -64,22 +73,63 @@ def current(session: Session) -> Ledger | None:
     return None if transaction is None else _ledgers.get(transaction)
 
 
-def stage(session: Session, entry: Staged) -> None:
-    """Remember a transition and make sure that the next flush happens.
+def unsettled(session: Session) -> list[Ledger]:
+    """The ledgers of all open transactions of the session, the root's first."""
+    found: list[Ledger] = []
+    transaction = boundary(session)
+    while transaction is not None:
+        if (ledger := _ledgers.get(transaction)) is not None:
+            found.insert(0, ledger)
+        transaction = transaction.parent
+    return found
 
-    `flag_dirty` is what makes an otherwise clean session flush, and what makes a savepoint's rollback expire
-    attributes that came in by RETURNING.
-    """
+
+def stage(session: Session, entry: Staged) -> None:
+    """Remember a transition and make sure that the next flush happens."""
     transaction = boundary(session)
     if transaction is None:  # pragma: no cover - the guarded statement has begun one
         raise RuntimeError("a transition was staged outside a transaction")
     ledger = _ledgers.setdefault(transaction, Ledger())
     entry.defer = entry.defer or deferring(session)
     ledger.staged.append(entry)
-    state: InstanceState[Any] = inspect(entry.row)
-    if state.persistent:
-        flag_dirty(entry.row)
+    mark_dirty(session, entry.row)
     session.add_all(entry.rows)
+
+
+def flushing(session: Session) -> bool:
+    """Whether the session is inside its flush."""
+    return bool(getattr(session, "_flushing", False))
+
+
+def mark_dirty(session: Session, row: object) -> None:
+    """`flag_dirty`, for a row that a statement has changed.
+
+    It makes an otherwise clean session flush, and a savepoint's rollback expire attributes that came in by
+    RETURNING. In an after_flush listener it has to wait for the end of the flush, which would undo it.
+    """
+    waiting = _flushed.get(session) if flushing(session) else None
+    if waiting is not None:
+        waiting.append(row)
+        return
+    state: InstanceState[Any] = inspect(row)
+    if state.persistent:
+        flag_dirty(row)
+
+
+def flush_begins(session: Session) -> None:
+    """In `before_flush`: an earlier flush may have failed half-way."""
+    _flushed.pop(session, None)
+
+
+def sql_is_sent(session: Session) -> None:
+    """In `after_flush`: rows that are marked from now on wait for `flush_is_over`."""
+    _flushed[session] = []
+
+
+def flush_is_over(session: Session) -> None:
+    """In `after_flush_postexec`: mark the rows that have waited."""
+    for row in _flushed.pop(session, ()):
+        mark_dirty(session, row)
 
 
 def hand_over(session: Session) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
@@ -33,11 +31,6 @@ def running() -> Parent | None:
     return _running.get()
 
 
-@contextmanager
-def running_under(parent: Parent) -> Generator[None, None, None]:
-    """Jobs enqueued inside this block are children of `parent`."""
-    token = _running.set(parent)
-    try:
-        yield
-    finally:
-        _running.reset(token)
+def run_under(parent: Parent) -> None:
+    """From here on, jobs enqueued in this context (a task's, or a copied one) are children of `parent`."""
+    _running.set(parent)

@@ -5,7 +5,8 @@ They sit on a session class (put there by `attach()`) or on one session (put the
 
 * `before_flush` computes the follow-ups of everything staged and adds their rows, so that they go out in the
   same flush; it comes first, so an app's own listeners see our rows in `session.new`;
-* `before_commit` does the same when there was nothing to flush, and adds again what was expunged;
+* `before_commit` does the same when there was nothing to flush, adds again what was expunged, and looks at the
+  outer transactions too: a savepoint may have been opened over something expunged, and still be open;
 * `after_flush_postexec` lets settled transitions go, and takes up what a later listener staged;
 * `after_commit` of a savepoint hands the rest to its parent;
 * `do_orm_execute` refuses statements that would bypass all this.
@@ -16,12 +17,12 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-from sqlalchemy import event, func, inspect, select
+from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError
-from awa_sqla.models.job import JobRecord, ScheduledJob
-from awa_sqla.session import drain, guards, ledger, target
+from awa_sqla.models.job import ScheduledJob
+from awa_sqla.session import drain, guards, ledger, rows, target
 
 _installed: WeakSet[type[Session] | Session] = WeakSet()
 
@@ -40,7 +41,7 @@ def install(where: Session | type[Session], caller: str = "attach") -> None:
     if isinstance(where, Session):
         if installed(where):
             return
-        if getattr(where, "_flushing", False):
+        if ledger.flushing(where):
             raise ConfigurationError(
                 f"{caller}() was called inside a flush of a session that awa_sqla does not know yet: call "
                 "follow_ups.attach(your_sessionmaker) once at start, before any session is used"
@@ -49,6 +50,7 @@ def install(where: Session | type[Session], caller: str = "attach") -> None:
         return
     event.listen(where, "before_flush", _before_flush, insert=True)
     event.listen(where, "before_commit", _before_commit)
+    event.listen(where, "after_flush", _sql_sent, insert=True)
     event.listen(where, "after_flush_postexec", _after_flush)
     event.listen(where, "after_commit", _after_commit)
     event.listen(where, "do_orm_execute", guards.refuse_statements, insert=True)
@@ -56,6 +58,7 @@ def install(where: Session | type[Session], caller: str = "attach") -> None:
 
 
 def _before_flush(session: Session, flush_context: object, instances: object) -> None:  # noqa: ARG001
+    ledger.flush_begins(session)
     drain.drain(session)
     guards.refuse_writes(session)
     if guards.holds_ours(session):
@@ -64,15 +67,20 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
 
 
 def _before_commit(session: Session) -> None:
-    drain.drain(session)
+    drain.drain(session, outer=True)
+
+
+def _sql_sent(session: Session, flush_context: object) -> None:  # noqa: ARG001
+    ledger.sql_is_sent(session)
 
 
 def _after_flush(session: Session, flush_context: object) -> None:  # noqa: ARG001
+    ledger.flush_is_over(session)
     found = ledger.current(session)
     if found is not None:
         for entry in found.staged:
             if entry.settled:
-                _expire_record(session, entry.row.id)
+                rows.expire_record(session, entry.snapshot.id)
         found.staged[:] = [entry for entry in found.staged if not entry.settled]
         drain.drain(session)
 
@@ -88,13 +96,6 @@ def _set_due_times(session: Session) -> None:
         clock: Any = session.scalar(select(func.clock_timestamp()))
         for row in waiting:
             row.run_at = clock + row.pending_delay
-
-
-def _expire_record(session: Session, job_id: int) -> None:
-    """The view's row of this job, if it was loaded, is out of date."""
-    record = session.identity_map.get(inspect(JobRecord).identity_key_from_primary_key((job_id,)))
-    if record is not None:
-        session.expire(record)
 
 
 def pending(session: Session) -> bool:

@@ -29,10 +29,12 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    type_coerce,
     update,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.types import NULLTYPE
 
 from awa_sqla.models.base import JobState, run_lease_seq
 from awa_sqla.models.job import SHARED, Job, JobRecord, ScheduledJob
@@ -91,14 +93,23 @@ def shared(cls: type[Job | ScheduledJob]) -> list[InstrumentedAttribute[Any]]:
 
 # ------------------------------------------------------------------ claim
 
+_queue = bindparam("in_queue", type_=Text)
+
+# These two ask about the one queue of the claim, not about each row: PostgreSQL evaluates them once.
 _paused = (
     select(Queue.queue)
     .where(
-        Queue.queue == Job.queue,
+        Queue.queue == _queue,
         Queue.paused_at.is_not(None),
         or_(Queue.paused_until.is_(None), Queue.paused_until > AS_OF),
     )
     .exists()
+)
+
+_queue_deadline = (
+    select(func.coalesce(Queue.override_deadline_seconds, Queue.declared_deadline_seconds))
+    .where(Queue.queue == _queue)
+    .scalar_subquery()
 )
 
 # A CTE, because LIMIT in a sub-select may be evaluated again for each row, and then claims far too many;
@@ -107,7 +118,7 @@ _ready = (
     select(Job.id)
     .where(
         among(Job.state, TRANSITIONS["claim"].sources),
-        Job.queue == bindparam("in_queue", type_=Text),
+        Job.queue == _queue,
         Job.run_at <= AS_OF,
         ~_paused,
     )
@@ -118,15 +129,13 @@ _ready = (
     .prefix_with("MATERIALIZED")
 )
 
-_queue_deadline = (
-    select(func.coalesce(Queue.override_deadline_seconds, Queue.declared_deadline_seconds))
-    .where(Queue.queue == Job.queue)
-    .scalar_subquery()
-)
+# The concatenation hides the state from the partial index of available jobs. With statistics from before a burst,
+# the planner would else join through that index: 1.8 s instead of 12 ms for 500 jobs of 20,000.
+_still_available = Job.state.op("||")(literal_column("''")) == literal_column(f"'{JobState.AVAILABLE.value}'")
 
 _claim = (
     update(Job)
-    .where(Job.id == _ready.c.id, among(Job.state, TRANSITIONS["claim"].sources))
+    .where(Job.id == _ready.c.id, _still_available)
     .values(
         **effects(TRANSITIONS["claim"]),
         attempt=Job.attempt + 1,
@@ -141,8 +150,20 @@ _claim = (
 
 CLAIM = _claim.returning(Job).execution_options(**OPTIONS)
 
-#: For a connection instead of a session: plain rows of the shared columns, three times cheaper than entities.
-CLAIM_ROWS: Executable = _claim.returning(*shared(Job))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+
+def _cheap(key: str) -> ColumnElement[Any]:
+    """A shared column as the worker reads it: JSON stays text, arrays are left as the driver gives them."""
+    attribute = getattr(Job, key)
+    if isinstance(attribute.type, JSONB):
+        return cast(attribute, Text).label(key)
+    if isinstance(attribute.type, ARRAY):
+        of_json = isinstance(attribute.type.item_type, JSONB)
+        return (cast(func.to_jsonb(attribute), Text) if of_json else type_coerce(attribute, NULLTYPE)).label(key)
+    return attribute  # type: ignore[no-any-return]
+
+
+#: For a connection instead of a session: plain rows of the shared columns, JSON as text.
+CLAIM_ROWS: Executable = _claim.returning(*map(_cheap, SHARED))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 # ------------------------------------------------- transitions of an attempt
 

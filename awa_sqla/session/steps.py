@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from awa_sqla.errors import StaleJobError
 from awa_sqla.models.job import SHARED, Attempt, Job
-from awa_sqla.session import listeners, marks
+from awa_sqla.session import ledger, listeners, marks
 from awa_sqla.session.table import ATTEMPT_COLUMNS
 from awa_sqla.session.target import require_transaction, sync_session
 
@@ -24,7 +24,7 @@ def entered(session: object, verb: str, *, transition: bool = False) -> Session:
     if transition:
         marks.require_registry(target, verb)
     require_transaction(target)
-    if not target.autoflush and listeners.pending(target):
+    if not target.autoflush and listeners.pending(target) and not ledger.flushing(target):
         target.flush()
     return target
 

@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import flag_dirty
 
 from awa_sqla import limits
 from awa_sqla.args import Backoff
@@ -24,6 +23,7 @@ from awa_sqla.session.failing import Failed, Failure, end_attempt
 from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
+from awa_sqla.session.rows import expire_record
 from awa_sqla.session.steps import entered, fence, moved_values, one
 from awa_sqla.session.target import SyncSession
 
@@ -59,7 +59,8 @@ def claim(
             claimed += sorted(found, key=lambda job: (job.priority, job.run_at, job.id))
     for job in claimed:
         job.held_attempt = Attempt(job.id, job.run_lease)
-        flag_dirty(job)  # or a savepoint's rollback would leave what RETURNING loaded
+        ledger.mark_dirty(target, job)
+        expire_record(target, job.id)
     return claimed
 
 
@@ -156,7 +157,8 @@ def cancel_attempt(session: SyncSession, job: Held, reason: str) -> Job:
     """`cancel()` by the attempt itself, fenced by its lease: what a handler's `Cancel(reason)` does."""
     target = entered(session, "cancel", transition=True)
     attempt = Attempt.of(job)
-    entry = {"error": f"cancelled: {limits.cleaned(reason)}", "type": "cancelled"}
+    reason = limits.cleaned(reason)
+    entry = {"error": f"cancelled: {reason}", "type": "cancelled"}
     row = one(target, attempt, target.scalars(statements.CANCEL_HELD, fence(attempt, entry=entry)).one_or_none())
     ledger.stage(target, Staged(row, Outcome.CANCELLED, {"reason": reason}))
     return row
@@ -182,5 +184,6 @@ def set_progress(
     attempt = Attempt.of(job)
     values = checked_progress(percent, message, metadata)
     row = one(target, attempt, target.scalars(statements.SET_PROGRESS, fence(attempt, **values)).one_or_none())
-    flag_dirty(row)
+    ledger.mark_dirty(target, row)
+    expire_record(target, row.id)
     return row

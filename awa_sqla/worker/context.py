@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Generator, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -11,6 +10,7 @@ from awa_sqla.args import JobArgs
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.worker.claimed import Claimed
 
 A_co = TypeVar("A_co", bound=JobArgs, covariant=True)
 
@@ -44,23 +44,36 @@ class JobContext(Generic[A_co]):
     def __init__(
         self,
         args: A_co,
-        job: JobSnapshot,
+        claimed: Claimed,
         clerk: Clerk,
         *,
         state: Any = None,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.args = args
-        self.job = job
-        self.attempt = job.attempt
-        self.lease = job.lease
+        self.lease = claimed.attempt
         self.state = state
-        self.progress: dict[str, Any] = dict(job.progress or {})
+        self.cancel_reason: str | None = None
+        self._claimed = claimed
         self._clerk = clerk
         self._loop = loop
         self._session: Any = None
-        self._cancelled = threading.Event()
-        self.cancel_reason: str | None = None
+        self._progress: dict[str, Any] | None = None
+
+    @property
+    def job(self) -> JobSnapshot:
+        """The claimed row."""
+        return self._claimed.snapshot
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt; 1 is the first."""
+        return self.job.attempt
+
+    @property
+    def progress(self) -> dict[str, Any]:
+        """What this or an earlier attempt wrote: `percent`, `message`, `metadata`; empty when nothing was."""
+        return (self.job.progress or {}) if self._progress is None else self._progress
 
     @property
     def session(self) -> Any:
@@ -77,7 +90,7 @@ class JobContext(Generic[A_co]):
 
         Long `def` handlers ask now and then; `async def` handlers are cancelled as tasks. Does no I/O.
         """
-        return self._cancelled.is_set()
+        return self.cancel_reason is not None
 
     def set_progress(
         self,
@@ -102,7 +115,7 @@ class JobContext(Generic[A_co]):
         return self.set_progress(metadata=data)
 
     async def _write(self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None) -> None:
-        self.progress = await self._clerk.set_progress(self.lease, percent, message, metadata)
+        self._progress = await self._clerk.set_progress(self.lease, percent, message, metadata)
 
     def give_session(self, session: Any) -> None:
         """Called by the worker: the session of a transactional handler."""
@@ -111,4 +124,3 @@ class JobContext(Generic[A_co]):
     def ask_to_stop(self, reason: str) -> None:
         """Called by the worker, from any thread."""
         self.cancel_reason = self.cancel_reason or reason
-        self._cancelled.set()

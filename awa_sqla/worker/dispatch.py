@@ -14,10 +14,10 @@ from sqlalchemy import bindparam, column, func, select
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from awa_sqla.models.job import SHARED, Job
-from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.models.job import Job
 from awa_sqla.session.statements import AS_OF, CLAIM_ROWS, among
 from awa_sqla.session.table import TRANSITIONS
+from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import QueueConfig
 from awa_sqla.worker.finalize import insisting
 
@@ -44,7 +44,7 @@ class QueueLoop:
         self._busy -= 1
         self._wake.set()
 
-    async def serve(self, start: Callable[[JobSnapshot], None]) -> None:
+    async def serve(self, start: Callable[[Claimed], None]) -> None:
         """Claim and start for ever."""
         while True:
             await self._wake.wait()
@@ -59,12 +59,11 @@ class QueueLoop:
             if len(rows) == wanted:
                 self._wake.set()
 
-    async def _claim(self, limit: int) -> list[JobSnapshot]:
+    async def _claim(self, limit: int) -> list[Claimed]:
         parameters: dict[str, Any] = {"in_queue": self.name, "limit": limit, "by_worker": self._worker_id}
         async with self._engine.begin() as connection:
             rows: Sequence[Sequence[Any]] = (await connection.execute(CLAIM_ROWS, parameters)).all()
-        claimed = [JobSnapshot(**dict(zip(SHARED, row, strict=True))) for row in rows]
-        return sorted(claimed, key=lambda job: (job.priority, job.run_at, job.id))
+        return sorted(map(Claimed, rows), key=lambda claimed: claimed.urgency)
 
 
 _asked = func.unnest(bindparam("queues", type_=ARRAY(TEXT))).table_valued(column("queue", TEXT), name="asked")

@@ -17,12 +17,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from awa_sqla.args import decode
+from awa_sqla.args import decode_json
 from awa_sqla.errors import AwaError, InvalidJob, TerminalError
-from awa_sqla.models.job import Attempt
-from awa_sqla.models.snapshot import JobSnapshot
-from awa_sqla.session.lineage import Parent, running_under
+from awa_sqla.session.lineage import Parent, run_under
 from awa_sqla.session.results import checked_result
+from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.context import Clerk, JobContext
 from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
 from awa_sqla.worker.tasks import Task
@@ -42,25 +41,21 @@ class DeadlineExceededError(Exception):
 class Run:
     """A claimed attempt, from the claim until its outcome is acknowledged."""
 
-    __slots__ = ("_context", "alarm", "asyncio_task", "snapshot", "task")
+    __slots__ = ("_context", "alarm", "asyncio_task", "attempt", "claimed", "task")
 
-    def __init__(self, snapshot: JobSnapshot, task: Task | None) -> None:
-        self.snapshot = snapshot
+    def __init__(self, claimed: Claimed, task: Task | None) -> None:
+        self.claimed = claimed
+        self.attempt = claimed.attempt
         self.task = task
         self.asyncio_task: asyncio.Task[None] | None = None
         self.alarm: asyncio.TimerHandle | None = None
         self._context: JobContext[Any] | None = None
 
-    @property
-    def attempt(self) -> Attempt:
-        """Id and lease."""
-        return self.snapshot.lease
-
     def context(self, clerk: Clerk, state: Any, loop: asyncio.AbstractEventLoop | None) -> JobContext[Any]:
         """The handler's context. Raises pydantic's `ValidationError` when the row does not fit the class."""
         assert self.task is not None  # noqa: S101 - runs without a task are put back, never performed
-        args = decode(self.task.args_class, self.snapshot.args)
-        self._context = JobContext(args, self.snapshot, clerk, state=state, loop=loop)
+        args = decode_json(self.task.args_class, self.claimed.args_json)
+        self._context = JobContext(args, self.claimed, clerk, state=state, loop=loop)
         return self._context
 
     def stop(self, reason: str) -> None:
@@ -83,12 +78,12 @@ async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threa
     """Run `body` (the handler, or a transaction around it) to its end and say what came of it."""
     assert run.task is not None  # noqa: S101
     try:
-        with running_under(Parent.of(run.snapshot)):
-            if run.task.is_async:
-                returned = await body(context)
-            else:
-                call = contextvars.copy_context().run
-                returned = await _in_thread(threads, call, body, context)
+        run_under(Parent(run.attempt.id, run.claimed.root_id))  # the context is this task's own
+        if run.task.is_async:
+            returned = await body(context)
+        else:
+            call = contextvars.copy_context().run
+            returned = await _in_thread(threads, call, body, context)
     except asyncio.CancelledError as exc:
         return _interrupted(run, exc)
     except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end the worker

@@ -24,11 +24,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla.errors import SchemaVersionError
 from awa_sqla.models.job import Attempt
-from awa_sqla.models.snapshot import JobSnapshot
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session import catalogue, verbs
 from awa_sqla.worker import run as running
+from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
 from awa_sqla.worker.engines import Engines, Given
@@ -211,12 +211,12 @@ class Worker:
 
     # ----------------------------------------------------------- running
 
-    def _begin(self, snapshot: JobSnapshot) -> None:
-        run = Run(snapshot, self._app.tasks.get(snapshot.kind))
+    def _begin(self, claimed: Claimed) -> None:
+        run = Run(claimed, self._app.tasks.get(claimed.kind))
         self._flight[run.attempt] = run
         self._idle.clear()
-        if snapshot.deadline_at is not None and snapshot.attempted_at is not None:
-            left = (snapshot.deadline_at - snapshot.attempted_at).total_seconds()
+        left = claimed.seconds_left
+        if left is not None:
             run.alarm = self._loop.call_later(left, run.stop, running.OVERDUE)
         run.asyncio_task = self._loop.create_task(self._perform(run))
 
@@ -230,7 +230,7 @@ class Worker:
     async def _outcome(self, run: Run) -> Result:
         task = run.task
         if task is None:
-            kind = run.snapshot.kind
+            kind = run.claimed.kind
             log.warning("no task for kind %r; job %s is put back for another worker", kind, run.attempt.id)
             self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
             return PutBack(UNKNOWN)
@@ -246,7 +246,7 @@ class Worker:
         if run.alarm is not None:
             run.alarm.cancel()
         self.finished += 1
-        self._loops[run.snapshot.queue].release()
+        self._loops[run.claimed.queue].release()
         if not self._flight:
             self._idle.set()
 

@@ -83,7 +83,7 @@ def described(connection: Connection, schema: str = SCHEMA) -> dict[str, str]:
     connection.execute(text("SET LOCAL search_path = pg_catalog"))  # so that all names come qualified
     rows = connection.execute(text(_ALL), {"schema": f'"{schema}"'}).all()
     connection.execute(text("RESET search_path"))
-    return {what: definition for what, definition in rows}
+    return {row[0]: row[1] for row in rows}
 
 
 def names(connection: Connection) -> set[str]:

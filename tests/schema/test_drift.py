@@ -54,12 +54,13 @@ def test_the_comparison_sees_every_sort_of_object(modelled: dict[str, str]) -> N
 #: What is done to an installed schema, and what the comparison must then name.
 SABOTAGE = {
     "predicate": (
-        "DROP INDEX awa.ix_jobs_hot_claim;"
-        "CREATE INDEX ix_jobs_hot_claim ON awa.jobs_hot (queue, priority, run_at, id)",
+        """DROP INDEX awa.ix_jobs_hot_claim;
+        CREATE INDEX ix_jobs_hot_claim ON awa.jobs_hot (queue, priority, run_at, id)""",
         {"index awa.ix_jobs_hot_claim"},
     ),
     "index columns": (
-        "DROP INDEX awa.ix_scheduled_jobs_due; CREATE INDEX ix_scheduled_jobs_due ON awa.scheduled_jobs (id)",
+        """DROP INDEX awa.ix_scheduled_jobs_due;
+        CREATE INDEX ix_scheduled_jobs_due ON awa.scheduled_jobs (id)""",
         {"index awa.ix_scheduled_jobs_due"},
     ),
     "default": ("ALTER TABLE awa.jobs_hot ALTER priority SET DEFAULT 3", {"column jobs_hot.priority"}),
@@ -72,24 +73,24 @@ SABOTAGE = {
     ),
     "column": ("ALTER TABLE awa.queue_meta ADD colour text", {"column queue_meta.colour"}),
     "check": (
-        "ALTER TABLE awa.jobs_hot DROP CONSTRAINT ck_jobs_hot_tags;"
-        "ALTER TABLE awa.jobs_hot ADD CONSTRAINT ck_jobs_hot_tags CHECK (cardinality(tags) <= 21)",
+        """ALTER TABLE awa.jobs_hot DROP CONSTRAINT ck_jobs_hot_tags;
+        ALTER TABLE awa.jobs_hot ADD CONSTRAINT ck_jobs_hot_tags CHECK (cardinality(tags) <= 21)""",
         {"constraint awa.jobs_hot.ck_jobs_hot_tags"},
     ),
     "check not valid": (
-        "ALTER TABLE awa.jobs_hot DROP CONSTRAINT ck_jobs_hot_kind;"
-        "ALTER TABLE awa.jobs_hot ADD CONSTRAINT ck_jobs_hot_kind CHECK (length(kind) BETWEEN 1 AND 200) NOT VALID",
+        """ALTER TABLE awa.jobs_hot DROP CONSTRAINT ck_jobs_hot_kind;
+        ALTER TABLE awa.jobs_hot ADD CONSTRAINT ck_jobs_hot_kind CHECK (length(kind) BETWEEN 1 AND 200) NOT VALID""",
         {"constraint awa.jobs_hot.ck_jobs_hot_kind"},
     ),
     "primary key": (
-        "ALTER TABLE awa.follow_up_specs DROP CONSTRAINT follow_up_specs_pkey;"
-        "ALTER TABLE awa.follow_up_specs ADD CONSTRAINT follow_up_specs_pkey PRIMARY KEY (name, kind, outcome)",
+        """ALTER TABLE awa.follow_up_specs DROP CONSTRAINT follow_up_specs_pkey;
+        ALTER TABLE awa.follow_up_specs ADD CONSTRAINT follow_up_specs_pkey PRIMARY KEY (name, kind, outcome)""",
         {"constraint awa.follow_up_specs.follow_up_specs_pkey", "index awa.follow_up_specs_pkey"},
     ),
     "trigger": (
-        "DROP TRIGGER jobs_hot_wake_workers ON awa.jobs_hot;"
-        "CREATE TRIGGER jobs_hot_wake_workers AFTER INSERT ON awa.jobs_hot FOR EACH ROW"
-        " EXECUTE FUNCTION awa.wake_workers()",
+        """DROP TRIGGER jobs_hot_wake_workers ON awa.jobs_hot;
+        CREATE TRIGGER jobs_hot_wake_workers AFTER INSERT ON awa.jobs_hot
+        FOR EACH ROW EXECUTE FUNCTION awa.wake_workers()""",
         {"trigger awa.jobs_hot.jobs_hot_wake_workers"},
     ),
     "trigger disabled": (
@@ -97,27 +98,15 @@ SABOTAGE = {
         {"trigger awa.jobs_hot.jobs_hot_wake_workers"},
     ),
     "function body": (
-        "CREATE OR REPLACE FUNCTION awa.wake_workers() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN RETURN NULL; END $$",
+        """CREATE OR REPLACE FUNCTION awa.wake_workers() RETURNS trigger LANGUAGE plpgsql
+        AS $$ BEGIN RETURN NULL; END $$""",
         {"function awa.wake_workers()"},
     ),
-    "function rights": (
-        "ALTER FUNCTION awa.wake_workers() SECURITY DEFINER",
-        {"function awa.wake_workers()"},
-    ),
-    "view": (
-        "CREATE OR REPLACE VIEW awa.jobs AS SELECT *, 'hot' AS stored_in FROM awa.jobs_hot",
-        {"view jobs"},
-    ),
+    "function rights": ("ALTER FUNCTION awa.wake_workers() SECURITY DEFINER", {"function awa.wake_workers()"}),
+    "view": ("CREATE OR REPLACE VIEW awa.jobs AS SELECT *, 'hot' AS stored_in FROM awa.jobs_hot", {"view jobs"}),
     "sequence type": ("ALTER SEQUENCE awa.jobs_id_seq AS integer", {"sequence jobs_id_seq"}),
-    "sequence owner": (
-        "ALTER SEQUENCE awa.jobs_id_seq OWNED BY awa.jobs_hot.id",
-        {"sequence jobs_id_seq"},
-    ),
-    "unlogged": (
-        "ALTER TABLE awa.runtime_instances SET UNLOGGED",
-        {"relation runtime_instances"},
-    ),
+    "sequence owner": ("ALTER SEQUENCE awa.jobs_id_seq OWNED BY awa.jobs_hot.id", {"sequence jobs_id_seq"}),
+    "unlogged": ("ALTER TABLE awa.runtime_instances SET UNLOGGED", {"relation runtime_instances"}),
     "type of ours": ("CREATE DOMAIN awa.colour AS text", {"type colour"}),
 }
 

@@ -37,7 +37,7 @@ def test_every_id_and_lease_column_is_a_bigint(engine: Engine) -> None:
         "WHERE table_schema = 'awa' AND (column_name ~ '(^|_)(id|lease)$') AND data_type NOT IN ('text', 'uuid')"
     )
     with engine.connect() as connection:
-        found = {name: type_ for name, type_ in connection.execute(text(query))}
+        found = {row[0]: row[1] for row in connection.execute(text(query))}
     assert set(found.values()) == {"bigint"}
     assert {"jobs_hot.id", "scheduled_jobs.root_id", "dlq_entries.original_run_lease"} <= found.keys()
     assert {"follow_up_obligations.id", "follow_up_obligations.job_id", "jobs.parent_id"} <= found.keys()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import psycopg.errors
 import pytest
@@ -89,8 +89,7 @@ def refused(connection: Connection, statement: Insert) -> psycopg.errors.Integri
     try:
         connection.execute(statement)
     except IntegrityError as error:
-        assert isinstance(error.orig, psycopg.errors.IntegrityError)
-        return error.orig
+        return cast("psycopg.errors.IntegrityError", error.orig)
     finally:
         savepoint.rollback()
     return None
@@ -122,7 +121,7 @@ def unwritten(table: Table) -> list[str]:
 
 @pytest.mark.parametrize("model", JOB_TABLES)
 def test_a_job_cannot_be_stored_without_what_it_needs(
-    connection: Connection, model: type[Job] | type[ScheduledJob] | type[DeadLetter]
+    connection: Connection, model: type[Job | ScheduledJob | DeadLetter]
 ) -> None:
     assert set(unwritten(model.__table__)) == set(NEEDED[model])
     for left_out in NEEDED[model]:

@@ -89,9 +89,7 @@ def test_the_offline_script_takes_the_lock_first() -> None:
     assert lock == "SELECT pg_advisory_xact_lock(hashtextextended('awa_sqla.schema:awa', 0));"
 
 
-def test_a_revision_that_starts_elsewhere_is_refused_with_the_way_out(
-    op: Operations, connection: Connection
-) -> None:
+def test_a_revision_that_starts_elsewhere_is_refused_with_the_way_out(op: Operations, connection: Connection) -> None:
     create_all(connection)
     with pytest.raises(SchemaVersionError, match=r"leads from 0 to 1.*alembic stamp") as caught:
         op.awa_migrate(from_=0, to=1)
@@ -113,9 +111,13 @@ def test_an_unknown_version_is_refused(op: Operations, connection: Connection) -
 
 def test_an_autocommit_block_is_refused(op: Operations, connection: Connection) -> None:
     connection.rollback()
-    with op.get_context().begin_transaction(), op.get_context().autocommit_block():
-        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-            op.awa_migrate(from_=0, to=LATEST)
+    context = op.get_context()
+    with (
+        context.begin_transaction(),
+        context.autocommit_block(),
+        pytest.raises(ConfigurationError, match="AUTOCOMMIT"),
+    ):
+        op.awa_migrate(from_=0, to=LATEST)
     assert installed_version(connection) == 0
 
 

@@ -6,7 +6,7 @@ import os
 from logging.config import fileConfig
 from typing import Any
 
-from shop.models import Base  # type: ignore[import-not-found, unused-ignore] # the shop is on the path of alembic.ini
+from shop.models import Base  # type: ignore[import-not-found, unused-ignore]
 from sqlalchemy import NullPool, create_engine, func, make_url, select
 
 from alembic import context

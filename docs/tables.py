@@ -1,0 +1,327 @@
+"""Writes `docs/reference/tables.md` from the models; the phrases are here.
+
+    python docs/tables.py > docs/reference/tables.md
+    python docs/tables.py --check       # exit status 1 when the page is not up to date
+
+A column without a phrase, an index without its query, and a phrase for something that is gone are errors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from sqlalchemy import CheckConstraint, Column, Identity, Index, Table, inspect
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import DefaultClause
+
+from awa_sqla.models import AwaBase, DeadLetter, Job, JobRecord, ScheduledJob
+from awa_sqla.models.job import JOB_TABLES
+
+PAGE = Path(__file__).parent / "reference" / "tables.md"
+
+INTRODUCTION = """\
+# Tables
+
+<!-- Written by docs/tables.py from the models: change those, or the phrases there. -->
+
+Everything is in one schema, `awa` unless the app chose another name. Times are `timestamp with time zone` by the
+database's clock. Ids and leases are `bigint`; they come from the sequences `jobs_id_seq` and `run_lease_seq`, which
+belong to no column because several tables draw from the first, and because the second gives a number to each claim.
+
+A job is in exactly one of `jobs_hot`, `scheduled_jobs` and `dlq_entries`, and keeps its id when it moves. **No
+foreign key may point at a job**: store its id. Rows of these tables change through the verbs of the package only.
+
+An INSERT into `jobs_hot` of jobs that are available sends one NOTIFY for each of their queues, on a channel of the
+schema (trigger `jobs_hot_wake_workers`, function `wake_workers`); `SET LOCAL awa.notify = 'off'` silences it for a
+transaction.
+"""
+
+#: What each table is for.
+TABLES = {
+    "jobs_hot": "Jobs that are available, running or waiting for a callback, and finished ones until retention.",
+    "scheduled_jobs": "Jobs that wait for their time: scheduled, snoozed, or to be tried again.",
+    "dlq_entries": "Jobs that failed for good in a queue that keeps such jobs for an operator.",
+    "jobs": "The three job tables together, for reading. A view.",
+    "queue_meta": (
+        "Settings of queues. A queue without a row has the defaults. In force is: the job's own, else override, "
+        "else declared, else the default."
+    ),
+    "follow_up_specs": "The catalogue: which follow-ups some process can dispatch.",
+    "follow_up_obligations": "Follow-ups that are still owed for a committed transition.",
+    "runtime_instances": "Live processes.",
+    "schema_version": "One row for each installed step of the schema.",
+}
+
+#: What the columns that all job tables share mean.
+SHARED = {
+    "id": "the job, in whatever table; never used again",
+    "parent_id": "the job whose handler or outcome enqueued this one; null on roots",
+    "root_id": "the first job of the tree; null on roots",
+    "run_lease": "number of the current or last attempt, from `run_lease_seq`; 0 before the first claim",
+    "run_at": "not before this time",
+    "created_at": "when it was enqueued",
+    "attempted_at": "when the current or last attempt began",
+    "heartbeat_at": "last sign of life of the running attempt",
+    "deadline_at": "when the running attempt is taken from its worker",
+    "finalized_at": "when it ended, or its last attempt did; null once it runs again",
+    "callback_timeout_at": "until when a callback is awaited",
+    "deadline_seconds": "longest run of one attempt; null for that of the queue",
+    "snoozes": "how often it was put back without being charged an attempt",
+    "priority": "1 is first, 4 is last",
+    "attempt": "attempts begun and charged",
+    "max_attempts": "attempts before it has failed for good",
+    "unique_states": "states in which its unique key is held: bit n for the n-th state",
+    "callback_id": "the callback it waits for",
+    "state": "where it stands",
+    "kind": "which args class and handler",
+    "queue": "which workers take it",
+    "worker_id": "who claimed it last",
+    "parent_outcome": "the outcome of the parent that this is a follow-up of; null for a plain enqueue",
+    "unique_key": "what at most one job may hold at a time",
+    "args": "arguments",
+    "metadata": "what the app notes beside the arguments; the attribute is `meta`",
+    "progress": "`percent`, `message` and `metadata` of the attempt; kept for the next one",
+    "result": "what the handler returned or the callback delivered",
+    "tags": "words to find it by",
+    "errors": "one entry for each failed attempt, oldest first; the middle is cut from long lists",
+    "callback_filter": "CEL: which callbacks count",
+    "callback_on_complete": "CEL: which callbacks complete it",
+    "callback_on_fail": "CEL: which callbacks fail it",
+    "callback_transform": "CEL: the result from the callback's payload",
+}
+
+#: What the other columns mean.
+COLUMNS = {
+    "scheduled_jobs.run_at": "when it becomes due",
+    "dlq_entries.original_run_lease": "lease of the attempt that failed last",
+    "dlq_entries.dlq_at": "when it came here",
+    "dlq_entries.dlq_reason": "`max_attempts_exhausted`, `terminal_error`, or what the operator gave",
+    "jobs.stored_in": "`hot`, `scheduled` or `dead`: the table that holds the row",
+    "queue_meta.queue": "name of the queue",
+    "queue_meta.declared_concurrency": "by workers: jobs of one process at a time",
+    "queue_meta.declared_deadline_seconds": "by workers: longest run of one attempt",
+    "queue_meta.declared_poll_seconds": "by workers: longest wait between two looks",
+    "queue_meta.declared_dead_letters": "by workers: whether failed jobs are kept in `dlq_entries`",
+    "queue_meta.override_concurrency": "by an operator, instead of the declared one",
+    "queue_meta.override_deadline_seconds": "by an operator, instead of the declared one",
+    "queue_meta.override_poll_seconds": "by an operator, instead of the declared one",
+    "queue_meta.override_dead_letters": "by an operator, instead of the declared one",
+    "queue_meta.paused_at": "since when no job of it is claimed; null when it is not paused",
+    "queue_meta.paused_by": "who paused it",
+    "queue_meta.pause_reason": "why",
+    "queue_meta.paused_until": "when the pause ends by itself",
+    "follow_up_specs.kind": "of the job",
+    "follow_up_specs.outcome": "of the transition",
+    "follow_up_specs.name": "of the follow-up: its identity for ever",
+    "follow_up_specs.created_at": "when some process first had it; it counts from 10 seconds later",
+    "follow_up_specs.last_seen": "when some process last had it; it counts for 7 days",
+    "follow_up_obligations.id": "the obligation",
+    "follow_up_obligations.job_id": "the job of the transition",
+    "follow_up_obligations.kind": "of that job",
+    "follow_up_obligations.outcome": "of the transition",
+    "follow_up_obligations.spec": "name of the follow-up that is owed",
+    "follow_up_obligations.snapshot": "the job as it stood then",
+    "follow_up_obligations.context": "what else the event carried: error, reason, result",
+    "follow_up_obligations.attempts": "how often its dispatch was tried",
+    "follow_up_obligations.next_attempt_at": "when it is tried next; null once it was given up",
+    "follow_up_obligations.last_error": "why the last try failed",
+    "follow_up_obligations.created_at": "when the transition was made",
+    "runtime_instances.id": "the process",
+    "runtime_instances.role": "`worker`, `maintenance` or `ingress`",
+    "runtime_instances.hostname": "where it runs",
+    "runtime_instances.pid": "its process id there",
+    "runtime_instances.version": "of the package",
+    "runtime_instances.queues": "which it serves",
+    "runtime_instances.kinds": "which it has handlers for",
+    "runtime_instances.unknown_kinds": "kinds it met without a handler, with their counts",
+    "runtime_instances.started_at": "when it started",
+    "runtime_instances.last_seen": "its last sign of life",
+    "runtime_instances.stopping_at": "since when it takes no new jobs",
+    "schema_version.version": "the step",
+    "schema_version.applied_at": "when it was installed",
+}
+
+#: The query that each index serves.
+QUERIES = {
+    "ix_jobs_hot_claim": "claim: the available jobs of one queue that are due, most urgent first",
+    "ix_jobs_hot_running": "rescue: running rows whose heartbeat is stale or whose deadline has passed",
+    "ix_jobs_hot_parent_id": "lineage: the children of a job",
+    "ix_jobs_hot_root_id": "lineage: the whole tree of a job",
+    "ix_scheduled_jobs_due": "promote: the jobs that are due, longest overdue first",
+    "ix_scheduled_jobs_parent_id": "lineage: the children of a job",
+    "ix_scheduled_jobs_root_id": "lineage: the whole tree of a job",
+    "ix_dlq_entries_parent_id": "lineage: the children of a job",
+    "ix_dlq_entries_root_id": "lineage: the whole tree of a job",
+    "ix_follow_up_obligations_due": "dispatch: the obligations that are due, longest overdue first",
+}
+
+_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call, unused-ignore]
+
+
+class UndescribedError(Exception):
+    """Something has no phrase, or a phrase has nothing."""
+
+
+def main(arguments: list[str]) -> int:
+    """Print the page, or compare it with the file."""
+    text = page()
+    if arguments == ["--check"]:
+        if PAGE.is_file() and PAGE.read_text("utf-8") == text:
+            return 0
+        sys.stderr.write(
+            "docs/reference/tables.md is not up to date: python docs/tables.py > docs/reference/tables.md\n"
+        )
+        return 1
+    sys.stdout.write(text)
+    return 0
+
+
+def page() -> str:
+    """The whole page. Raises `UndescribedError` when phrases and models do not agree."""
+    refuse_gaps()
+    parts = [INTRODUCTION, "## Columns of every job\n", columns(shared_columns()), *map(section, our_tables())]
+    return "\n".join(parts)
+
+
+def our_tables() -> list[Table]:
+    """Every table in the order of the page, the view after the tables it shows."""
+    jobs = [model.__table__ for model in JOB_TABLES]
+    return [*jobs, JobRecord.__table__, *(t for t in AwaBase.metadata.tables.values() if t not in jobs)]
+
+
+def shared_columns() -> list[Column[object]]:
+    """The columns of the view that come from the job tables, as `jobs_hot` has them."""
+    return [column for column in inspect(Job).columns if column.name in SHARED]
+
+
+def own_columns(table: Table) -> list[Column[object]]:
+    """The columns of a table that the shared ones do not describe already: others, and those with another default."""
+    if table is JobRecord.__table__:
+        return [table.columns["stored_in"]]
+    if not is_job_table(table):
+        return list(table.columns)
+    usual = {column.name: default(column) for column in shared_columns()}
+    return [column for column in table.columns if usual.get(column.name) != default(column)]
+
+
+def is_job_table(table: Table) -> bool:
+    """Whether a table has the shared columns."""
+    return table in [model.__table__ for model in (Job, ScheduledJob, DeadLetter)]
+
+
+def section(table: Table) -> str:
+    """One table: what for, its own columns, its checks, its indexes."""
+    parts = [f"## `{table.name}`\n", TABLES[table.name] + "\n"]
+    if is_job_table(table):
+        parts.append(
+            "The columns of every job" + ("; these differ, or come beside them:\n" if own_columns(table) else ".\n")
+        )
+    elif table is JobRecord.__table__:
+        parts.append("The columns of every job, and:\n")
+    if own_columns(table):
+        parts.append(columns(own_columns(table)))
+    parts += [*checks(table), *indexes(table)]
+    return "\n".join(parts)
+
+
+def columns(described: Iterable[Column[object]]) -> str:
+    """A Markdown table of columns."""
+    rows = [
+        (
+            f"`{column.name}`",
+            str(column.type.compile(dialect=_DIALECT)).lower(),
+            "yes" if column.nullable else "",
+            default(column),
+            phrase(column),
+        )
+        for column in described
+    ]
+    return grid(("column", "type", "null", "default", "meaning"), rows)
+
+
+def phrase(column: Column[object]) -> str:
+    """What a column means."""
+    own = COLUMNS.get(f"{column.table.name}.{column.name}")
+    found = own or (SHARED.get(column.name) if column.table.name in ("jobs", *job_names()) else None)
+    if found is None:
+        raise UndescribedError(f"docs/tables.py has no phrase for the column {column.table.name}.{column.name}")
+    return found
+
+
+def job_names() -> list[str]:
+    """The names of the job tables."""
+    return [model.__tablename__ for model in JOB_TABLES]
+
+
+def default(column: Column[object]) -> str:
+    """The default of a column as SQL, or nothing."""
+    if isinstance(column.server_default, Identity):
+        return "identity"
+    if isinstance(column.server_default, DefaultClause):
+        return f"`{column.server_default.arg.compile(dialect=_DIALECT)}`"  # type: ignore[union-attr]
+    return ""
+
+
+def checks(table: Table) -> Iterator[str]:
+    """The CHECKs of a table."""
+    found = [c for c in table.constraints if isinstance(c, CheckConstraint)]
+    if found:
+        yield grid(("check", "holds"), [(f"`{c.name}`", f"`{c.sqltext}`") for c in sorted(found, key=sort_key)])
+
+
+def indexes(table: Table) -> Iterator[str]:
+    """The primary key and the indexes of a table."""
+    key = ", ".join(column.name for column in table.primary_key)
+    if table is JobRecord.__table__:
+        return
+    rows = [("primary key", f"`{key}`", "", "rows by their identity")]
+    for index in sorted(table.indexes, key=sort_key):
+        where = index.dialect_options["postgresql"]["where"]
+        listed = ", ".join(str(getattr(part, "name", part)) for part in index.expressions)
+        rows.append((f"`{index.name}`", f"`{listed}`", f"`{where}`" if where is not None else "", query(index)))
+    yield grid(("index", "on", "where", "for the query"), rows)
+
+
+def query(index: Index) -> str:
+    """The query that an index serves."""
+    found = QUERIES.get(str(index.name))
+    if found is None:
+        raise UndescribedError(f"docs/tables.py names no query for the index {index.name}")
+    return found
+
+
+def sort_key(item: CheckConstraint | Index) -> str:
+    """By name."""
+    return str(item.name)
+
+
+def grid(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    lines = [heads, tuple("---" for _ in heads), *rows]
+    return "".join("| " + " | ".join(cells) + " |\n" for cells in lines)
+
+
+def refuse_gaps() -> None:
+    """Raise `UndescribedError` where models and phrases do not agree."""
+    tables = our_tables()
+    for table in tables:
+        for column in table.columns:
+            phrase(column)
+        for index in table.indexes:
+            query(index)
+    known = {f"{table.name}.{column.name}" for table in tables for column in table.columns}
+    gone = (
+        TABLES.keys() ^ {table.name for table in tables},
+        COLUMNS.keys() - known,
+        SHARED.keys() ^ {column.name for column in JobRecord.__table__.columns if column.name != "stored_in"},
+        QUERIES.keys() - {str(index.name) for table in tables for index in table.indexes},
+    )
+    for names in gone:
+        if names:
+            raise UndescribedError(f"docs/tables.py describes what is not there, or not what is: {sorted(names)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
