@@ -24,6 +24,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -107,6 +108,19 @@ class World(ABC):
         finally:
             event.remove(self.engine, "before_cursor_execute", note)
 
+    @contextmanager
+    def noting(self, *names: str) -> Iterator[list[str]]:
+        """The names of the engine's events as they happen, of those that are asked for."""
+        seen: list[str] = []
+        listeners = {name: lambda *_, name=name: seen.append(name) for name in names}
+        for name, listener in listeners.items():
+            event.listen(self.engine, name, listener)
+        try:
+            yield seen
+        finally:
+            for name, listener in listeners.items():
+                event.remove(self.engine, name, listener)
+
     def warm(self, session: Session) -> None:
         """Let the session's engine have read the catalogue, as it has in a process that has been up a while."""
         catalogue.names(session, "", Outcome.COMPLETED)
@@ -127,9 +141,9 @@ class World(ABC):
 
 
 class SyncWorld(World):
-    def __init__(self, name: str, driver: str, url: URL) -> None:
+    def __init__(self, name: str, driver: str, url: URL, engine: Engine | None = None) -> None:
         super().__init__(name, driver, url)
-        self.engine = create_engine(self.url)
+        self.engine = engine if engine is not None else create_engine(self.url)
 
     def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return act(*args, **kwargs)
@@ -149,9 +163,9 @@ class SyncWorld(World):
 
 
 class AsyncWorld(World):
-    def __init__(self, name: str, driver: str, url: URL) -> None:
+    def __init__(self, name: str, driver: str, url: URL, engine: AsyncEngine | None = None) -> None:
         super().__init__(name, driver, url)
-        self.async_engine: AsyncEngine = create_async_engine(self.url)
+        self.async_engine = engine if engine is not None else create_async_engine(self.url)
         self.engine = self.async_engine.sync_engine
         self.runner = asyncio.Runner()
         self._inside = False
@@ -235,6 +249,7 @@ class Database:
     """What is committed, seen by plain SQL on a connection of its own."""
 
     def __init__(self, url: URL) -> None:
+        self.url = url
         self.conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._connection = psycopg.connect(self.conninfo, autocommit=True, row_factory=namedtuple_row)
         self._connection.execute("SET search_path TO awa, public")
@@ -306,6 +321,10 @@ class Database:
             connection.execute(f"LISTEN {channel('awa')}")
             yield Listener(connection)
 
+    def another(self) -> Database:
+        """The same on a second connection, for a transaction that is held open."""
+        return Database(self.url)
+
     def close(self) -> None:
         self._connection.close()
 
@@ -328,9 +347,17 @@ class Listener:
 def world(request: pytest.FixtureRequest, db_url: URL) -> Iterator[World]:
     """Each of the worlds in turn."""
     cls, driver = WORLDS[request.param]
-    made = cls(request.param, driver, db_url)
+    catalogue.forget_cache()
+    made = cls(request.param, driver, db_url, _engine(cls, driver, db_url))
     yield made
     made.close()
+
+
+@cache
+def _engine(cls: type[World], driver: str, url: URL) -> Any:
+    """One engine for all tests of a world: its connections end with each test, its compiled statements stay."""
+    create = create_async_engine if cls is AsyncWorld else create_engine
+    return create(url.set(drivername=f"postgresql+{driver}"))
 
 
 @pytest.fixture

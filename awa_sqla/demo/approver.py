@@ -10,9 +10,10 @@ import os
 import signal
 import sys
 import threading
+from types import FrameType
 
-from sqlalchemy import collate, func, select
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy import BigInteger, ColumnElement, cast, collate, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session, sessionmaker
 
 from awa_sqla import Job, claim, complete
 from awa_sqla.demo.jobs import APPROVAL, SummariseDirectory, awa
@@ -29,7 +30,11 @@ def main() -> int:
     maker = sessionmaker(engine_on(lifeline(), pool_size=1, max_overflow=0))
     awa.attach(maker)
     stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        stopped.set()
+
+    signal.signal(signal.SIGTERM, stop)
     while not stopped.is_set():
         with maker.begin() as session:
             jobs = claim(session, APPROVAL, limit=10, worker_id=f"approver:{os.getpid()}")
@@ -50,9 +55,7 @@ def approve(session: Session, job: Job) -> None:
 def summary_of(session: Session, directory: Directory) -> dict[str, object]:
     """A directory in one line."""
     files, size, lines = session.execute(
-        select(func.count(), func.coalesce(func.sum(File.size), 0), func.coalesce(func.sum(File.lines), 0)).where(
-            File.directory_id == directory.id
-        )
+        select(func.count(), _total(File.size), _total(File.lines)).where(File.directory_id == directory.id)
     ).one()
     total = func.sum(Word.count)
     words = session.scalars(
@@ -63,7 +66,11 @@ def summary_of(session: Session, directory: Directory) -> dict[str, object]:
         .order_by(total.desc(), collate(Word.word, "C"))
         .limit(TOP_WORDS)
     )
-    return {"files": files, "bytes": int(size), "lines": int(lines), "words": list(words)}
+    return {"files": files, "bytes": size, "lines": lines, "words": list(words)}
+
+
+def _total(column: InstrumentedAttribute[int | None]) -> ColumnElement[int]:
+    return cast(func.coalesce(func.sum(column), 0), BigInteger)
 
 
 if __name__ == "__main__":

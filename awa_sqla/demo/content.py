@@ -9,8 +9,8 @@ import re
 import stat
 from collections import Counter
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 BLOCK = 1 << 20
 WORDS_KEPT = 50
@@ -34,16 +34,16 @@ class Content:
     changed_ns: int
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> FileIO:
     """Open a regular file, or raise OSError at once: opening a pipe would wait for its writer."""
     _refuse_special(os.stat(path), path)  # noqa: PTH116 - before open, which can have effects on devices
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
     try:
-        _refuse_special(os.fstat(descriptor), path)  # it may have been replaced meanwhile
+        _refuse_special(os.fstat(file.fileno()), path)  # it may have been replaced meanwhile
     except OSError:
-        os.close(descriptor)
+        file.close()
         raise
-    return os.fdopen(descriptor, "rb", buffering=0)
+    return file
 
 
 def _refuse_special(found: os.stat_result, path: Path) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-from alembic import command
 from alembic.config import Config
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
+from alembic import command
 from awa_sqla.demo.jobs import CONCURRENCY
 from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, engine_on
 from awa_sqla.errors import ConfigurationError
@@ -39,7 +39,7 @@ class Database:
 
 
 @contextlib.contextmanager
-def open_database(given: str | None, *, workers: int, keep: bool, say: Say) -> Iterator[Database]:
+def open_database(given: str | None, *, workers: int, keep: bool, say: Say) -> Generator[Database]:
     """A migrated database; at the end our schemas are dropped again unless `keep`, or the server is thrown away.
 
     Raises `NoDatabaseError`.
@@ -62,7 +62,7 @@ def open_database(given: str | None, *, workers: int, keep: bool, say: Say) -> I
 
 
 @contextlib.contextmanager
-def _private_server(workers: int, say: Say) -> Iterator[URL]:
+def _private_server(workers: int, say: Say) -> Generator[URL]:
     # Settings that the user has for other servers, such as PGSSLMODE, would keep us and the workers from this one.
     theirs = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("PG")}
     connections = 20 + OUR_CONNECTIONS + workers * WORKER_CONNECTIONS
@@ -80,7 +80,7 @@ def _private_server(workers: int, say: Say) -> Iterator[URL]:
 
 
 @contextlib.contextmanager
-def _alone(url: URL, workers: int) -> Iterator[None]:
+def _alone(url: URL, workers: int) -> Generator[None]:
     """Keep a second demo out of a database that was given: each drops what it finds of the other."""
     engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
     try:
@@ -112,7 +112,7 @@ def _check_room(connection: Connection, workers: int) -> None:
 
 
 @contextlib.contextmanager
-def _schemas(url: URL, *, keep: bool) -> Iterator[Database]:
+def _schemas(url: URL, *, keep: bool) -> Generator[Database]:
     database = Database(url, engine_on(url, pool_size=2, pool_pre_ping=True))
     try:
         try:

@@ -35,14 +35,12 @@ from awa_sqla.demo.content import NotAFileError, frequent_words, measure
 from awa_sqla.demo.models import Directory, File, FileStatus, Incident, Word, path_from_text, path_to_text
 
 #: Attempts at a time in each worker, by queue: also the number of connections that handlers can need.
-CONCURRENCY = {"files": 4, "words": 4, "books": 4}
+CONCURRENCY = {"files": 8, "words": 8, "books": 4}
 
 APPROVAL = "approval"
 
 awa = Awa(
-    queues={
-        queue: QueueConfig(concurrency=attempts, dead_letters=True) for queue, attempts in CONCURRENCY.items()
-    }
+    queues={queue: QueueConfig(concurrency=attempts, dead_letters=True) for queue, attempts in CONCURRENCY.items()}
 )
 
 

@@ -138,7 +138,7 @@ class Processes:
 
 def lifeline() -> URL:
     """In a child: the database's URL, and from now on the end of the parent is ours too."""
-    with open(0, "rb", buffering=0, closefd=False) as pipe:  # noqa: PTH123 - a descriptor
+    with open(0, "rb", buffering=0, closefd=False) as pipe:
         url = make_url(pipe.readline().decode().strip())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     return url

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from awa_sqla import JobRecord, JobState, Outcome
-from awa_sqla.args import JobArgs
+from awa_sqla import JobArgs, JobRecord, JobState, Outcome
 from awa_sqla.demo.models import Directory, File, Incident, Word
 from awa_sqla.models import Obligation
 
@@ -55,13 +54,6 @@ class Records:
     words: Mapping[int, list[tuple[str, int]]]
     incidents: list[tuple[int, str, int]]
     obligations: int
-    kinds: dict[str, list[JobRow]] = field(init=False)
-
-    def __post_init__(self) -> None:
-        kinds: defaultdict[str, list[JobRow]] = defaultdict(list)
-        for job in self.jobs.values():
-            kinds[job.kind].append(job)
-        object.__setattr__(self, "kinds", kinds)
 
     @classmethod
     def read(cls, session: Session) -> Records:
@@ -84,7 +76,15 @@ class Records:
 
     def of(self, kind: type[JobArgs]) -> list[JobRow]:
         """The jobs of one kind."""
-        return self.kinds.get(kind.__awa__.kind, [])
+        return self.by_kind.get(kind.__awa__.kind, [])
+
+    @cached_property
+    def by_kind(self) -> Mapping[str, list[JobRow]]:
+        """The jobs of each kind, in the order of their ids."""
+        found: defaultdict[str, list[JobRow]] = defaultdict(list)
+        for job in self.jobs.values():
+            found[job.kind].append(job)
+        return found
 
     @cached_property
     def children(self) -> Mapping[int, list[JobRow]]:
@@ -111,9 +111,7 @@ class Records:
     @property
     def follow_ups(self) -> dict[str, int]:
         """How many jobs are follow-ups of each outcome."""
-        return {
-            outcome.value: sum(job.parent_outcome == outcome for job in self.jobs.values()) for outcome in Outcome
-        }
+        return {outcome.value: sum(job.parent_outcome == outcome for job in self.jobs.values()) for outcome in Outcome}
 
     @property
     def dead_letters(self) -> list[JobRow]:

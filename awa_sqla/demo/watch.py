@@ -11,8 +11,8 @@ from typing import Protocol
 from sqlalchemy import Engine, func, select
 from sqlalchemy.orm import Session
 
-from awa_sqla import Job, JobRecord, JobState
-from awa_sqla.demo.jobs import HashFile, IndexWords, SummariseDirectory
+from awa_sqla import Job, JobArgs, JobRecord, JobState
+from awa_sqla.demo.jobs import HashFile
 from awa_sqla.demo.processes import Process, Processes
 from awa_sqla.models import Obligation
 
@@ -44,7 +44,7 @@ class Counts:
             owed = session.scalar(select(func.count()).where(Obligation.next_attempt_at.is_not(None)))
         return cls(jobs, owed or 0)
 
-    def of(self, kind: type[HashFile | IndexWords | SummariseDirectory]) -> tuple[int, int]:
+    def of(self, kind: type[JobArgs]) -> tuple[int, int]:
         """(jobs that have ended, all jobs) of one kind."""
         name = kind.__awa__.kind
         every = [(state, count) for (found, state), count in self.jobs.items() if found == name]

@@ -46,6 +46,8 @@ def complete_many(session: SyncSession, items: Iterable[Job | Attempt | Completi
     `ConfigurationError`. (DESIGN 5)
     """
     target = entered(session, "complete_many", transition=True)
+    if not isinstance(items, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidJob("items", f"must be several attempts, not {type(items).__name__}")
     wanted = [_completion(item) for item in items]
     by_id = {item.attempt.id: item for item in wanted}
     if len(by_id) != len(wanted):

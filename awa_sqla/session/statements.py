@@ -153,13 +153,15 @@ CLAIM = _claim.returning(Job).execution_options(**OPTIONS)
 
 def _cheap(key: str) -> ColumnElement[Any]:
     """A shared column as the worker reads it: JSON stays text, arrays are left as the driver gives them."""
-    attribute = getattr(Job, key)
-    if isinstance(attribute.type, JSONB):
+    attribute: Any = getattr(Job, key)
+    stored: Any = attribute.type
+    if isinstance(stored, JSONB):
         return cast(attribute, Text).label(key)
-    if isinstance(attribute.type, ARRAY):
-        of_json = isinstance(attribute.type.item_type, JSONB)
+    if hasattr(stored, "item_type"):
+        of_json = isinstance(stored.item_type, JSONB)
         return (cast(func.to_jsonb(attribute), Text) if of_json else type_coerce(attribute, NULLTYPE)).label(key)
-    return attribute  # type: ignore[no-any-return]
+    plain: ColumnElement[Any] = attribute
+    return plain
 
 
 #: For a connection instead of a session: plain rows of the shared columns, JSON as text.

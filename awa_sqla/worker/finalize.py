@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -39,10 +39,16 @@ def transient(error: BaseException) -> bool:
     return isinstance(error, sa_exc.DBAPIError | sa_exc.TimeoutError | OSError)
 
 
+class Acknowledged(Protocol):
+    """Told of each run whose outcome is stored; only a plain completion is sure to have put nothing back."""
+
+    def __call__(self, run: Run, *, completed: bool) -> None: ...
+
+
 class Finalizer:
     """Takes finished runs, writes their outcomes, and tells when each is acknowledged."""
 
-    def __init__(self, maker: async_sessionmaker[AsyncSession], settled: Callable[[Run], None]) -> None:
+    def __init__(self, maker: async_sessionmaker[AsyncSession], settled: Acknowledged) -> None:
         self._maker = maker
         self._settled = settled
         self._finished: asyncio.Queue[tuple[Run, Result]] = asyncio.Queue()
@@ -51,7 +57,7 @@ class Finalizer:
     def submit(self, run: Run, result: Result) -> None:
         """Hand over a finished run. From the loop's thread only."""
         if isinstance(result, Settled):
-            self._settled(run)
+            self._settled(run, completed=False)
         else:
             self._finished.put_nowait((run, result))
 
@@ -78,7 +84,7 @@ class Finalizer:
         if done.stale:
             log.warning("attempts of jobs %s had ended before their completion", done.stale)
         for run, _ in items:
-            self._settled(run)
+            self._settled(run, completed=True)
 
     async def _single(self, run: Run, result: Result) -> None:
         async with self._singles:
@@ -90,7 +96,7 @@ class Finalizer:
             except Exception:
                 log.exception("the outcome of job %s cannot be recorded; it will be rescued", run.attempt.id)
             finally:
-                self._settled(run)
+                self._settled(run, completed=False)
 
     async def _record(self, run: Run, result: Result) -> None:
         """Write one outcome; if its follow-up or row cannot be, the same with obligations; last, as a failure."""

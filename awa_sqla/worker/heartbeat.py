@@ -138,10 +138,14 @@ class Heart:
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
-            try:
-                self.beat()
-            except Exception as exc:  # noqa: BLE001 - the next beat may find the database again
-                log.warning("heartbeat failed, next in %.1f s: %s", self._interval, str(exc).partition("\n")[0])
+            self._try_to_beat()
+        self._try_to_beat()
+
+    def _try_to_beat(self) -> None:
+        try:
+            self.beat()
+        except Exception as exc:  # noqa: BLE001 - the next beat may find the database again
+            log.warning("heartbeat failed, next in %.1f s: %s", self._interval, str(exc).partition("\n")[0])
 
     def beat(self) -> None:
         """One beat: a transaction for each 500 attempts, and one for the process itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
@@ -16,8 +17,8 @@ from awa_sqla.worker.finalize import insisting
 
 log = logging.getLogger("awa_sqla.maintenance")
 
-#: Seconds: the longest sleep of promotion, and between looks for obligations and stale attempts.
-PROMOTION, OBLIGATIONS, RESCUE = 2.0, 5.0, 30.0
+#: Seconds: the longest and the shortest sleep of promotion, and between looks for obligations and stale attempts.
+PROMOTION, BREATH, OBLIGATIONS, RESCUE = 2.0, 0.05, 5.0, 30.0
 
 
 class Lanes:
@@ -34,14 +35,23 @@ class Lanes:
         self._specs = tuple(specs)
         self._stale_after = stale_after
         self._woken = woken
+        self._nudged = asyncio.Event()
+
+    def nudge(self) -> None:
+        """This process has put a job back: its due time may be earlier than promotion thinks."""
+        self._nudged.set()
 
     async def promote(self) -> None:
-        """Promote for ever, sleeping until the next due row and at most 2 s."""
+        """Promote for ever, sleeping until the next due row, a nudge, and at most 2 s."""
         while True:
             done = await insisting(self._promote_once)
             self._woken(done.queues)
+            await asyncio.sleep(BREATH)
             wait = PROMOTION if done.next_due is None else min(done.next_due.total_seconds(), PROMOTION)
-            await asyncio.sleep(max(wait, 0.005))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(max(wait - BREATH, 0)):
+                    await self._nudged.wait()
+            self._nudged.clear()
 
     async def _promote_once(self) -> Promoted:
         async with self._maker.begin() as session:

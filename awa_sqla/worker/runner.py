@@ -140,9 +140,9 @@ class Worker:
             self._listener = Listener(url, self._engines.channel, self._heard)
             self._spawn(self._listener.serve)
         self._spawn(self._poll)
+        self._lanes = Lanes(self._maker, self._app.follow_ups.specs, self._options.stale_after, self._wake)
         if self._options.maintenance:
-            lanes = Lanes(self._maker, self._app.follow_ups.specs, self._options.stale_after, self._wake)
-            for lane in (lanes.promote, lanes.rescue, lanes.obligations):
+            for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
                 self._spawn(lane)
 
     async def _check_schema(self) -> None:
@@ -240,12 +240,14 @@ class Worker:
             return running.undecodable(exc)
         return await running.perform(run, context, self._bodies[task.kind], self._threads)
 
-    def _acknowledged(self, run: Run) -> None:
+    def _acknowledged(self, run: Run, *, completed: bool) -> None:
         if self._flight.pop(run.attempt, None) is None:
             return
         if run.alarm is not None:
             run.alarm.cancel()
         self.finished += 1
+        if not completed:
+            self._lanes.nudge()
         self._loops[run.claimed.queue].release()
         if not self._flight:
             self._idle.set()

@@ -38,16 +38,14 @@ def again(session: Session, job: Job) -> Job:
     return claimed
 
 
-def due_again(database: Database, session: Session, job_id: int) -> Job:
+def due_again(database: Database, session: Session, job_id: int, *, look: bool = True) -> Any:
     """What promotion does, at once: the scheduled job is available."""
     columns = "id, " + ", ".join(c.name for c in inspect(Job).columns if c.name not in ("id", "state", "run_at"))
     database.execute(
         f"WITH gone AS (DELETE FROM scheduled_jobs WHERE id = {job_id} RETURNING *) "
         f"INSERT INTO jobs_hot ({columns}, state, run_at) SELECT {columns}, 'available', now() FROM gone"
     )
-    found = session.get(Job, job_id)
-    assert found is not None
-    return found
+    return session.get_one(Job, job_id) if look else None
 
 
 def wait_of(row: Any) -> timedelta:

@@ -60,14 +60,12 @@ def test_enqueue_sends_nothing(world: World, session: Session) -> None:
 @pytest.mark.case(11)
 def test_the_library_begins_and_ends_no_transaction(world: World, session: Session) -> None:
     seen: list[str] = []
-    for name in ("begin", "commit", "rollback"):
-        event.listen(world.engine, name, lambda conn, name=name: seen.append(name))
-    enqueue(session, Signup())
-    session.flush()
-    [job] = claim(session, "default", limit=1)
-    assert seen == ["begin"]
-    assert job.state is JobState.RUNNING
-    session.commit()
+    with world.noting("begin", "commit", "rollback") as seen:
+        enqueue(session, Signup())
+        session.flush()
+        claim(session, "default", limit=1)
+        assert seen == ["begin"]
+        session.commit()
     assert seen == ["begin", "commit"]
 
 

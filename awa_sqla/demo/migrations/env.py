@@ -1,12 +1,11 @@
 """Alembic's way in. The connection is brought by `awa_sqla.demo.database.migrate`; there is no alembic.ini."""
 
 from alembic import context
-
 from awa_sqla.alembic import filters
 from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, Base
 
 
-def _only_ours(name: str | None, type_: str, parents: object) -> bool:
+def _only_ours(name: str | None, type_: str, parents: object) -> bool:  # noqa: ARG001
     return type_ != "schema" or name in (APP_SCHEMA, JOBS_SCHEMA)
 
 

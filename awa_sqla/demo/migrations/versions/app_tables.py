@@ -1,8 +1,9 @@
 """The application's tables."""
 
 import sqlalchemy as sa
-from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
+
+from alembic import op
 
 revision = "app_tables"
 down_revision = None

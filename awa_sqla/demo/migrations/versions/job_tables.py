@@ -8,9 +8,9 @@ down_revision = "app_tables"
 
 def upgrade() -> None:
     """Install version 1."""
-    op.awa_migrate(from_=0, to=1, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore
+    op.awa_migrate(from_=0, to=1, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def downgrade() -> None:
     """Take it away again."""
-    op.awa_migrate(from_=1, to=0, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore
+    op.awa_migrate(from_=1, to=0, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
