@@ -73,7 +73,7 @@ class _IncludeName:
     def __init__(self, schema: str) -> None:
         self.schema = schema
 
-    def __call__(self, name: str | None, type_: str, parent_names: Any) -> bool:  # noqa: ARG002
+    def __call__(self, name: str | None, type_: str, _parent_names: Any) -> bool:
         return not (type_ == "schema" and name == self.schema)
 
 
@@ -84,7 +84,7 @@ class _IncludeObject:
         # Alembic has no name for the default schema.
         self.schemas = {schema, None} if schema == "public" else {schema}
 
-    def __call__(self, obj: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:  # noqa: ARG002, FBT001
+    def __call__(self, obj: Any, _name: str | None, type_: str, *_: Any) -> bool:
         table = obj if type_ == "table" else getattr(obj, "table", None)
         return not (table is not None and table.schema in self.schemas and table.name in _OURS)
 

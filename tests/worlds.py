@@ -57,7 +57,7 @@ class World(ABC):
 
     # What differs from world to world.
     @abstractmethod
-    def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run synchronous code, from wherever we are, so that its I/O goes this world's way."""
 
     @abstractmethod
@@ -145,7 +145,7 @@ class SyncWorld(World):
         super().__init__(name, driver, url)
         self.engine = engine if engine is not None else create_engine(self.url)
 
-    def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         return act(*args, **kwargs)
 
     def maker(self, follow_ups: FollowUps | None = None, **options: Any) -> sessionmaker[Session]:
@@ -170,7 +170,7 @@ class AsyncWorld(World):
         self.runner = asyncio.Runner()
         self._inside = False
 
-    def call(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call(self, act: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
             return act(*args, **kwargs)
         self._inside = True
@@ -203,6 +203,9 @@ WORLDS: dict[str, tuple[type[World], str]] = {
 
 #: For what no driver has a part in: refusals of arguments, registration, guards.
 in_one_world = pytest.mark.parametrize("world", ["psycopg"], indirect=True)
+
+#: For long lists of pairs, where the driver has a small part: one world of each kind.
+in_two_worlds = pytest.mark.parametrize("world", ["psycopg", "async-asyncpg"], indirect=True)
 
 #: For coroutine tests.
 in_async_worlds = pytest.mark.parametrize(

@@ -111,7 +111,7 @@ def worker(
 @click.pass_obj
 def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, check: bool) -> None:
     """Install or change our schema, for apps without Alembic."""
-    from sqlalchemy import create_engine
+    from sqlalchemy import NullPool, create_engine
     from sqlalchemy.exc import DBAPIError
 
     from awa_sqla import schema as steps
@@ -125,8 +125,7 @@ def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, ch
                 click.echo(f"{statement};\n")
             return
         url, _ = source(settings.database())
-        engine = create_engine(url)
-        with engine.begin() as connection:
+        with create_engine(url, poolclass=NullPool).begin() as connection:
             if check:
                 found = steps.installed_version(connection, schema)
                 click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")

@@ -7,12 +7,14 @@ keep a job from being rescued.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Integer, Text, bindparam, case, func, literal_column, or_, select
 from sqlalchemy.orm import Session
 
+from awa_sqla.args import Backoff, backoff_of
 from awa_sqla.models.job import Attempt, Job
 from awa_sqla.models.records import Queue
 from awa_sqla.session import listeners
@@ -43,10 +45,17 @@ _REASONS = {
 }
 
 
-def rescue(session: Session, *, stale_after: timedelta, limit: int = 500) -> list[Attempt]:
+def rescue(
+    session: Session,
+    *,
+    stale_after: timedelta,
+    limit: int = 500,
+    backoff: Callable[[str], Backoff] = backoff_of,
+) -> list[Attempt]:
     """Take up to `limit` attempts from workers that have not beaten for `stale_after`, or that are overdue.
 
-    Rows that a transaction holds are passed over: their holder is alive. Returns the attempts that ended.
+    Rows that a transaction holds are passed over: their holder is alive. `backoff` says how jobs of a kind wait.
+    Returns the attempts that ended.
     """
     listeners.install(session, "rescue")
     parameters: dict[str, Any] = {"stale_after": stale_after.total_seconds(), "most": limit}
@@ -54,6 +63,7 @@ def rescue(session: Session, *, stale_after: timedelta, limit: int = 500) -> lis
     for job, keeps_dead_letters, why in session.execute(_STALE, parameters).all():
         reason, text = _REASONS[why]
         ended.append(Attempt(job.id, job.run_lease))
-        failure = Failure(entry={"error": text, "type": "rescue"}, rescued=reason)
+        entry = {"error": text, "type": "rescue"}
+        failure = Failure(entry=entry, rescued=reason, backoff=backoff(job.kind))
         end_locked(session, job, failure, keeps_dead_letters=keeps_dead_letters)
     return ended

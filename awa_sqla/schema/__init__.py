@@ -52,8 +52,8 @@ def installed_version(connection: Connection, schema: str = SCHEMA) -> int:
     known = connection.scalar(select(func.to_regclass(f"{quoted(schema)}.schema_version")))
     if known is None:
         return 0
-    ledger = sql_table("schema_version", sql_column("version"), schema=schema)
-    found = connection.scalar(select(func.max(ledger.c.version)), execution_options={"schema_translate_map": None})
+    ledger = sql_table("schema_version", sql_column("version"), schema=schema)  # no Table: it is not translated
+    found = connection.scalar(select(func.max(ledger.c.version)))
     return int(found or 0)
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Table, event, inspect
-from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper
+from sqlalchemy import Alias, Connection, Table, event, inspect
+from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper, object_session
 
 from awa_sqla.errors import UnmanagedWriteError
 from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, ScheduledJob
+from awa_sqla.session.target import refuse_autocommit
 
 #: Execution option of the statements that may write job rows.
 MANAGED = "awa_managed"
@@ -48,10 +49,24 @@ def _deny_flush(mapper: Mapper[Any], connection: Connection, target: Any) -> Non
     raise UnmanagedWriteError(target.__tablename__, "a verb of awa_sqla", "a flush would write this row")
 
 
+def _deny_change(mapper: Mapper[Any], connection: Connection, target: Any) -> None:
+    """`flag_dirty`, which the verbs use, comes by here too, and changes nothing."""
+    session = object_session(target)
+    if session is None or session.is_modified(target):
+        _deny_flush(mapper, connection, target)
+
+
+def _before_insert(mapper: Mapper[Any], connection: Connection, target: Any) -> None:  # noqa: ARG001
+    """For rows that come without a verb, or from a `before_flush` listener after ours."""
+    refuse_autocommit(connection)
+
+
 for _cls in _CLASSES:
     for _attribute in class_mapper(_cls).column_attrs:
         _deny(_cls, _attribute.key)
     event.listen(_cls, "before_delete", _deny_flush)
+    event.listen(_cls, "before_update", _deny_change)
+    event.listen(_cls, "before_insert", _before_insert)
 
 
 def refuse_writes(session: Session) -> None:
@@ -69,6 +84,8 @@ def refuse_statements(state: ORMExecuteState) -> None:
     if state.is_select or state.execution_options.get(MANAGED):
         return
     table = getattr(state.statement, "table", None)
+    while isinstance(table, Alias):
+        table = table.element
     if isinstance(table, Table) and table in _TABLES:
         verb = "enqueue()" if state.is_insert else "a verb of awa_sqla"
         raise UnmanagedWriteError(table.name, verb)

@@ -101,6 +101,16 @@ def flushing(session: Session) -> bool:
     return bool(getattr(session, "_flushing", False))
 
 
+def in_event(session: Session) -> bool:
+    """Whether the session is inside a flush, or its transaction inside a commit or another change of state."""
+    transaction = boundary(session)
+    while transaction is not None:
+        if getattr(transaction, "_current_fn", None) is not None:
+            return True
+        transaction = transaction.parent
+    return flushing(session)
+
+
 def mark_dirty(session: Session, row: object) -> None:
     """`flag_dirty`, for a row that a statement has changed.
 

@@ -14,14 +14,12 @@ They sit on a session class (put there by `attach()`) or on one session (put the
 
 from __future__ import annotations
 
-from typing import Any
 from weakref import WeakSet
 
-from sqlalchemy import event, func, select
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError
-from awa_sqla.models.job import ScheduledJob
 from awa_sqla.session import drain, guards, ledger, rows, target
 
 _installed: WeakSet[type[Session] | Session] = WeakSet()
@@ -35,18 +33,18 @@ def installed(session: Session) -> bool:
 def install(where: Session | type[Session], caller: str = "attach") -> None:
     """Put our listeners on a session or a session class, once.
 
-    Raises `ConfigurationError` when a session first meets us inside its own flush: its listeners could no
-    longer hear that flush.
+    Raises `ConfigurationError` when a session first meets us inside an event of its own: its listeners could no
+    longer hear that flush or commit.
     """
     if isinstance(where, Session):
         if installed(where):
             return
-        if ledger.flushing(where):
+        if ledger.in_event(where):
             raise ConfigurationError(
-                f"{caller}() was called inside a flush of a session that awa_sqla does not know yet: call "
+                f"{caller}() was called inside a flush or commit of a session that awa_sqla does not know yet: call "
                 "follow_ups.attach(your_sessionmaker) once at start, before any session is used"
             )
-    elif where in _installed:
+    elif any(cls in _installed for cls in where.__mro__):
         return
     event.listen(where, "before_flush", _before_flush, insert=True)
     event.listen(where, "before_commit", _before_commit)
@@ -63,7 +61,7 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
     guards.refuse_writes(session)
     if guards.holds_ours(session):
         target.require_transaction(session)
-        _set_due_times(session)
+        rows.set_due_times(session)
 
 
 def _before_commit(session: Session) -> None:
@@ -87,15 +85,6 @@ def _after_flush(session: Session, flush_context: object) -> None:  # noqa: ARG0
 
 def _after_commit(session: Session) -> None:
     ledger.hand_over(session)
-
-
-def _set_due_times(session: Session) -> None:
-    """`delay` becomes `run_at` by the database's clock: one reading for all of a flush."""
-    waiting = [row for row in session.new if isinstance(row, ScheduledJob) and row.pending_delay is not None]
-    if waiting:
-        clock: Any = session.scalar(select(func.clock_timestamp()))
-        for row in waiting:
-            row.run_at = clock + row.pending_delay
 
 
 def pending(session: Session) -> bool:

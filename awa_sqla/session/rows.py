@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import inspect
-from sqlalchemy.orm import Session
+from typing import Any
+
+from sqlalchemy import Connection, event, func, inspect, select
+from sqlalchemy.orm import Mapper, Session
 
 from awa_sqla.models.job import Job, JobRecord, ScheduledJob
 from awa_sqla.requests import EnqueueRequest
@@ -21,6 +23,27 @@ def build(request: EnqueueRequest, parent: Parent | None) -> Job | ScheduledJob:
     job = ScheduledJob(**values)
     job.pending_delay = request.delay
     return job
+
+
+_CLOCK = select(func.clock_timestamp())
+
+
+def set_due_times(session: Session) -> None:
+    """In `before_flush`: `delay` becomes `run_at` by the database's clock, one reading for all of a flush."""
+    waiting = [row for row in session.new if isinstance(row, ScheduledJob) and row.pending_delay is not None]
+    if waiting:
+        clock: Any = session.scalar(_CLOCK)
+        for row in waiting:
+            row.run_at = clock + row.pending_delay
+
+
+def _late_due_time(mapper: Mapper[Any], connection: Connection, row: ScheduledJob) -> None:  # noqa: ARG001
+    """The same for a row that was added by a `before_flush` listener after ours."""
+    if row.pending_delay is not None and inspect(row).dict.get("run_at") is None:
+        row.run_at = connection.execute(_CLOCK).scalar_one() + row.pending_delay
+
+
+event.listen(ScheduledJob, "before_insert", _late_due_time)
 
 
 def expire_record(session: Session, job_id: int) -> None:

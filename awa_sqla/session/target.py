@@ -85,7 +85,11 @@ def require_transaction(session: Session) -> None:
             f"this session sends the job tables to {bind!r} and its other rows to {session.bind!r}: two "
             "transactions, so nothing would commit together. Keep the jobs in the database of the rows they belong to"
         )
-    connection = session.connection(bind_arguments={"mapper": Job})
+    refuse_autocommit(session.connection(bind_arguments={"mapper": Job}))
+
+
+def refuse_autocommit(connection: Connection) -> None:
+    """Refuse a connection on which every statement is durable at once."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise ConfigurationError(
             "this session's connection is in AUTOCOMMIT mode, where every statement is durable at once and "

@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from awa_sqla.maintenance import Dispatched, Promoted, dispatch_obligation, promote, rescue
 from awa_sqla.models.job import Attempt
-from awa_sqla.session.specs import Spec
+from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.worker.finalize import insisting
+from awa_sqla.worker.tasks import Tasks
 
 log = logging.getLogger("awa_sqla.maintenance")
 
 #: Seconds: the longest and the shortest sleep of promotion, and between looks for obligations and stale attempts.
 PROMOTION, BREATH, OBLIGATIONS, RESCUE = 2.0, 0.05, 5.0, 30.0
+
+
+class Application(Protocol):
+    """What the lanes need of an app."""
+
+    follow_ups: FollowUps
+    tasks: Tasks
 
 
 class Lanes:
@@ -27,12 +36,12 @@ class Lanes:
     def __init__(
         self,
         maker: async_sessionmaker[AsyncSession],
-        specs: Sequence[Spec],
+        app: Application,
         stale_after: timedelta,
         woken: Callable[[frozenset[str]], None],
     ) -> None:
         self._maker = maker
-        self._specs = tuple(specs)
+        self._app = app
         self._stale_after = stale_after
         self._woken = woken
         self._nudged = asyncio.Event()
@@ -68,7 +77,9 @@ class Lanes:
 
     async def _rescue_once(self) -> list[Attempt]:
         async with self._maker.begin() as session:
-            return await session.run_sync(lambda s: rescue(s, stale_after=self._stale_after))
+            return await session.run_sync(
+                lambda s: rescue(s, stale_after=self._stale_after, backoff=self._app.tasks.backoff)
+            )
 
     async def obligations(self) -> None:
         """Dispatch what is owed for ever."""
@@ -81,4 +92,4 @@ class Lanes:
 
     async def _dispatch_once(self) -> Dispatched | None:
         async with self._maker.begin() as session:
-            return await session.run_sync(dispatch_obligation, self._specs)
+            return await session.run_sync(dispatch_obligation, self._app.follow_ups.specs)

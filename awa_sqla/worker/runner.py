@@ -140,7 +140,7 @@ class Worker:
             self._listener = Listener(url, self._engines.channel, self._heard)
             self._spawn(self._listener.serve)
         self._spawn(self._poll)
-        self._lanes = Lanes(self._maker, self._app.follow_ups.specs, self._options.stale_after, self._wake)
+        self._lanes = Lanes(self._maker, self._app, self._options.stale_after, self._wake)
         if self._options.maintenance:
             for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
                 self._spawn(lane)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from awa_sqla.args import JobArgs, concrete
+from awa_sqla.args import Backoff, JobArgs, backoff_of, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
 from awa_sqla.worker.outcomes import Failed
 
@@ -83,6 +83,11 @@ class Tasks:
             near = difflib.get_close_matches(kind, self._by_kind, 1)
             raise UnknownKind(kind, near[0] if near else None)
         return task
+
+    def backoff(self, kind: str) -> Backoff:
+        """How failed jobs of a kind wait: as its task's class says."""
+        task = self._by_kind.get(kind)
+        return task.args_class.__awa__.backoff if task else backoff_of(kind)
 
     @property
     def kinds(self) -> list[str]:

@@ -114,6 +114,7 @@ def test_each_schema_has_a_wake_up_channel_of_its_own(empty_db_url: URL, empty_e
     with empty_engine.begin() as connection:
         create_all(connection)
         create_all(connection, "second")
+    assert channel("awa") != channel("second")
     with psycopg.connect(libpq_url(empty_db_url), autocommit=True) as listening:
         listening.execute(f"LISTEN {channel('awa')}")
         listening.execute(f"LISTEN {channel('second')}")

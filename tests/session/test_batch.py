@@ -117,9 +117,7 @@ def test_two_batches_that_overlap_do_not_deadlock(world: World, session: Session
     thread = world.meanwhile(lambda session: complete_many(session, held[::-1]))
     database.wait_until_one_is_blocked()
     session.commit()
-    assert thread.result() == CompletedBatch(
-        completed=[held[5].id, held[4].id], stale=[h.id for h in held[3::-1]]
-    )
+    assert thread.result() == CompletedBatch(completed=[held[5].id, held[4].id], stale=[h.id for h in held[3::-1]])
 
 
 @in_one_world

@@ -48,7 +48,9 @@ def test_an_available_job_is_cancelled_with_its_reason(
     session.commit()
     row = database.job(job.id)
     assert (row.state, row.stored_in) == ("cancelled", "hot")
-    assert [(e["error"], e["type"], e["attempt"]) for e in row.errors] == [("cancelled: changed my mind", "cancelled", 0)]
+    assert [(e["error"], e["type"], e["attempt"]) for e in row.errors] == [
+        ("cancelled: changed my mind", "cancelled", 0)
+    ]
     assert row.finalized_at is not None
     assert reasons == ["changed my mind"]
     assert database.kinds() == ["signup", "notify_ops"]

@@ -1,5 +1,6 @@
 """`enqueue()`: a row of the caller's unit of work, and of nothing else."""
 
+from contextvars import copy_context
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -259,8 +260,11 @@ def test_the_delay_of_a_vetoed_flush_counts_from_the_flush_that_succeeds(session
 
 # ------------------------------------------------------------------------------------------------------ lineage
 def test_a_job_enqueued_in_a_handler_is_a_child_of_the_running_job(session: Session, database: Database) -> None:
-    with lineage.running_under(Parent(7, 3)):
-        inside = enqueue(session, Signup())
+    def handler() -> Any:
+        lineage.run_under(Parent(7, 3))
+        return enqueue(session, Signup())
+
+    inside = copy_context().run(handler)
     outside = enqueue(session, Signup())
     session.commit()
     child = database.job(inside.id)

@@ -26,7 +26,7 @@ from awa_sqla import (
 from tests.app import NotifyOps, Order, Signup, Welcome
 from tests.session.steps import HOUR, MINUTE, available, running
 from tests.session.test_verbs import every_verb
-from tests.worlds import Database, World
+from tests.worlds import Database, World, in_two_worlds
 
 both_expiries = pytest.mark.parametrize("expire_on_commit", [True, False])
 
@@ -38,6 +38,7 @@ def _followed(follow_ups: FollowUps) -> None:
         on(Signup, name="shows")(lambda event: Welcome())  # type: ignore[arg-type]
 
 
+@in_two_worlds
 @every_verb
 def test_a_stolen_lease_is_stale_and_changes_nothing(session: Session, database: Database, verb: Any) -> None:
     job = running(session)
@@ -53,6 +54,7 @@ def test_a_stolen_lease_is_stale_and_changes_nothing(session: Session, database:
     assert database.jobs() == before
 
 
+@in_two_worlds
 @every_verb
 @both_expiries
 def test_attempt_1_never_ends_the_run_of_attempt_2(
@@ -144,6 +146,7 @@ def test_a_stale_job_that_has_moved_away_leaves_the_session(session: Session, da
     assert (caught.value.state, caught.value.found_lease) == (None, None)
 
 
+@in_two_worlds
 @every_verb
 def test_after_a_stale_verb_the_session_is_usable(session: Session, database: Database, verb: Any) -> None:
     job = running(session)
@@ -158,10 +161,9 @@ def test_after_a_stale_verb_the_session_is_usable(session: Session, database: Da
     assert database.kinds() == ["signup", "notify_ops"]
 
 
+@in_two_worlds
 @every_verb
-def test_a_stale_verb_costs_one_statement_more(
-    world: World, session: Session, database: Database, verb: Any
-) -> None:
+def test_a_stale_verb_costs_one_statement_more(world: World, session: Session, database: Database, verb: Any) -> None:
     job = running(session)
     database.move_on(job.id)
     with world.counting() as sent, pytest.raises(StaleJobError):
@@ -221,9 +223,7 @@ def test_a_job_loaded_without_state_and_lease_holds_no_attempt(session: Session,
         complete(other, partial)
 
 
-def test_a_job_loaded_with_state_and_lease_alone_is_enough(
-    world: World, session: Session, other: Session
-) -> None:
+def test_a_job_loaded_with_state_and_lease_alone_is_enough(world: World, session: Session, other: Session) -> None:
     running(session)
     [partial] = other.scalars(select(Job).options(load_only(Job.state, Job.run_lease)))
     row = complete(other, partial, result=1)
@@ -245,7 +245,7 @@ OUTCOMES = dict.fromkeys(ACTS, "completed") | {"cancel": "cancelled", "fail": "r
 
 
 @pytest.mark.case(26)
-@pytest.mark.parametrize("world", ["psycopg", "async-asyncpg"], indirect=True)
+@in_two_worlds
 @pytest.mark.parametrize("first_commits", [True, False])
 @pytest.mark.parametrize("rival", ACTS)
 @pytest.mark.parametrize("first", ACTS)

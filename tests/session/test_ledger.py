@@ -68,9 +68,7 @@ def test_a_commit_alone_brings_the_follow_up(session: Session, job: Job, databas
 
 
 @pytest.mark.case(7)
-def test_two_flushes_bring_one_follow_up(
-    session: Session, job: Job, database: Database, calls: list[Any]
-) -> None:
+def test_two_flushes_bring_one_follow_up(session: Session, job: Job, database: Database, calls: list[Any]) -> None:
     complete(session, job)
     session.flush()
     session.flush()
@@ -95,9 +93,7 @@ def test_it_comes_in_sessions_of_every_option(
     assert database.kinds() == ["signup", "welcome"]
 
 
-def test_a_transition_that_was_not_committed_brings_nothing(
-    session: Session, job: Job, database: Database
-) -> None:
+def test_a_transition_that_was_not_committed_brings_nothing(session: Session, job: Job, database: Database) -> None:
     complete(session, job)
     session.flush()
     session.rollback()
@@ -158,9 +154,7 @@ def test_no_meddling_with_the_job_loses_it_in_a_savepoint(
     assert database.kinds() == ["signup", "welcome"]
 
 
-def test_a_savepoint_opened_after_expunge_all_does_not_lose_it(
-    session: Session, job: Job, database: Database
-) -> None:
+def test_a_savepoint_opened_after_expunge_all_does_not_lose_it(session: Session, job: Job, database: Database) -> None:
     complete(session, job)
     session.expunge_all()
     session.begin_nested()
@@ -226,9 +220,7 @@ def test_a_pending_follow_up_cannot_be_expunged_away(session: Session, job: Job,
     assert database.kinds() == ["signup", "welcome"]
 
 
-def test_a_vetoed_flush_doubles_nothing(
-    session: Session, job: Job, database: Database, calls: list[Any]
-) -> None:
+def test_a_vetoed_flush_doubles_nothing(session: Session, job: Job, database: Database, calls: list[Any]) -> None:
     vetoes = iter([True, True, False])
 
     @event.listens_for(session, "before_flush")
@@ -292,9 +284,7 @@ def test_a_released_savepoint_keeps_both(session: Session, job: Job, database: D
     assert database.kinds() == ["signup", "welcome"]
 
 
-def test_an_outer_savepoint_takes_what_an_inner_one_released(
-    session: Session, job: Job, database: Database
-) -> None:
+def test_an_outer_savepoint_takes_what_an_inner_one_released(session: Session, job: Job, database: Database) -> None:
     with pytest.raises(ZeroDivisionError), session.begin_nested():
         with session.begin_nested():
             complete(session, job)
@@ -417,9 +407,7 @@ def test_a_spec_that_raises_lets_no_flush_and_no_commit_through(
 
 
 @pytest.mark.case(63)
-def test_not_even_expunging_everything_lets_it_through(
-    session: Session, broken: list[str], database: Database
-) -> None:
+def test_not_even_expunging_everything_lets_it_through(session: Session, broken: list[str], database: Database) -> None:
     complete(session, running(session))
     session.expunge_all()
     with pytest.raises(FollowUpError):
@@ -428,9 +416,7 @@ def test_not_even_expunging_everything_lets_it_through(
     assert [row.state for row in database.jobs()] == ["running"]
 
 
-def test_a_savepoint_confines_a_spec_that_raises(
-    session: Session, broken: list[str], database: Database
-) -> None:
+def test_a_savepoint_confines_a_spec_that_raises(session: Session, broken: list[str], database: Database) -> None:
     job = running(session)
     session.add(Order(note="kept"))
     with pytest.raises(FollowUpError), session.begin_nested():
@@ -440,9 +426,7 @@ def test_a_savepoint_confines_a_spec_that_raises(
     assert database.value("SELECT note FROM app_order") == "kept"
 
 
-def test_a_spec_that_is_mended_leaves_no_half_behind(
-    session: Session, broken: list[str], database: Database
-) -> None:
+def test_a_spec_that_is_mended_leaves_no_half_behind(session: Session, broken: list[str], database: Database) -> None:
     complete(session, running(session))
     with pytest.raises(FollowUpError):
         session.flush()
@@ -452,9 +436,7 @@ def test_a_spec_that_is_mended_leaves_no_half_behind(
     assert database.kinds() == ["signup", "welcome"]
 
 
-def test_a_spec_that_queries_runs_once(
-    session: Session, follow_ups: FollowUps, database: Database
-) -> None:
+def test_a_spec_that_queries_runs_once(session: Session, follow_ups: FollowUps, database: Database) -> None:
     counted: list[Any] = []
 
     @follow_ups.on_completed(Signup, name="counts")

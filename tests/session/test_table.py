@@ -17,7 +17,7 @@ from awa_sqla.session.table import TERMINAL, TRANSITIONS, Guard, Store, Transiti
 from awa_sqla.session.verbs import cancel_attempt, put_back
 from tests.app import Charge, NotifyOps
 from tests.session.steps import HOUR, running
-from tests.worlds import Database, World
+from tests.worlds import Database, World, in_two_worlds
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def test_a_legal_transition_brings_exactly_the_follow_ups_of_its_outcomes(
     assert brought == [outcome.value for outcome in TRANSITIONS[name].outcomes]
 
 
-@pytest.mark.parametrize("world", ["psycopg", "async-asyncpg"], indirect=True)
+@in_two_worlds
 @pytest.mark.parametrize(("name", "place"), ILLEGAL)
 def test_an_illegal_transition_changes_nothing(
     session: Session, database: Database, held: Attempt, name: str, place: Any

@@ -26,7 +26,7 @@ from awa_sqla.session.table import ATTEMPT_COLUMNS
 from awa_sqla.session.verbs import cancel_attempt, put_back
 from tests.app import Charge, Order, Signup
 from tests.session.steps import HOUR, MINUTE, again, due_again, running, wait_of
-from tests.worlds import Database, World, in_one_world
+from tests.worlds import Database, World, in_one_world, in_two_worlds
 
 ZERO = timedelta(0)
 
@@ -364,6 +364,7 @@ ending_verb = pytest.mark.parametrize(
 )
 
 
+@in_two_worlds
 @ending_verb
 def test_every_exit_from_running_clears_what_belongs_to_the_attempt(
     session: Session, database: Database, verb: Any
@@ -379,6 +380,7 @@ def test_every_exit_from_running_clears_what_belongs_to_the_attempt(
     assert {getattr(database.job(job.id), name) for name in ATTEMPT_COLUMNS} == {None}
 
 
+@in_two_worlds
 @every_verb
 def test_what_is_returned_is_fully_loaded(world: World, session: Session, verb: Any) -> None:
     job = running(session)
@@ -397,6 +399,7 @@ def test_an_attempt_will_do_in_place_of_the_job(world: World, other: Session, ve
     other.commit()
 
 
+@in_two_worlds
 @every_verb
 def test_a_job_of_another_session_will_do(world: World, session: Session, other: Session, verb: Any) -> None:
     job = running(session)
@@ -407,6 +410,7 @@ def test_a_job_of_another_session_will_do(world: World, session: Session, other:
     other.commit()
 
 
+@in_two_worlds
 @every_verb
 @pytest.mark.parametrize("expired", [True, False])
 def test_a_detached_job_will_do(world: World, other: Session, verb: Any, expired: bool) -> None:
@@ -417,6 +421,7 @@ def test_a_detached_job_will_do(world: World, other: Session, verb: Any, expired
     other.commit()
 
 
+@in_two_worlds
 @every_verb
 def test_the_apps_rows_are_flushed_before_it(session: Session, verb: Any) -> None:
     job = running(session)

@@ -41,7 +41,7 @@ class Stage:
 
     def sql(self, query: str, *parameters: Any) -> list[Any]:
         """Rows of a query on a connection of its own."""
-        cursor = self._look.execute(query, parameters)
+        cursor = self._look.execute(query, parameters or None)
         return cursor.fetchall() if cursor.description else []
 
     def jobs(self, *kinds: str) -> list[Any]:
@@ -104,5 +104,3 @@ def stage(db_url: URL, engine: Engine) -> Iterator[Stage]:
 def quick() -> dict[str, Any]:
     """Options of a worker that notices dead workers soon."""
     return {"heartbeat": timedelta(seconds=0.2), "stale_after": timedelta(seconds=1)}
-
-

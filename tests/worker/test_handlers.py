@@ -68,7 +68,14 @@ def test_a_handler_completes_its_job_and_its_result_is_stored(stage, road):
 @pytest.mark.parametrize("road", ROADS)
 @pytest.mark.parametrize(
     "error",
-    [ValueError("boom"), SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), GeneratorExit(), StopIteration(1)],
+    [
+        ValueError("boom"),
+        SystemExit(3),
+        KeyboardInterrupt(),
+        asyncio.CancelledError(),
+        GeneratorExit(),
+        StopIteration(1),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_whatever_a_handler_raises_ends_its_attempt_and_not_the_worker(stage, road, error):

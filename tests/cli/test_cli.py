@@ -1,0 +1,184 @@
+"""The command line, as a user meets it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import create_engine
+
+from awa_sqla.cli import cli
+from awa_sqla.cli.finding import Settings
+from awa_sqla.cli.root import Duration
+from awa_sqla.schema import LATEST, installed_version
+
+APP = """
+from awa_sqla import Awa, JobArgs
+
+class Work(JobArgs):
+    pass
+
+first = Awa()
+
+def make():
+    return Awa()
+
+class Holder:
+    inner = first
+
+number = 5
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("AWA_APP", "AWA_DATABASE_URL", "DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "one_app.py").write_text(APP)
+    yield tmp_path
+    for name in ("one_app", "two_apps", "broken_app"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize("reference", ["one_app:first", "one_app", "one_app:make", "one_app:Holder.inner"])
+def test_an_app_is_found_by_its_reference(here, reference):
+    assert type(Settings(reference, None).load_app()).__name__ == "Awa"
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("nosuch:awa", "no module 'nosuch'"),
+        ("one_app:nosuch", "has no 'nosuch'"),
+        ("one_app:number", "is a int, not an Awa"),
+        ("two_apps", "has 2 apps"),
+        (None, "no app"),
+    ],
+)
+def test_what_is_not_found_is_said_with_status_3(here, reference, says):
+    (here / "two_apps.py").write_text(APP + "second = Awa()\n")
+    arguments = ["worker"] if reference is None else ["worker", "--app", reference]
+    result = CliRunner().invoke(cli, arguments)
+    assert result.exit_code == 3
+    assert says in result.stderr
+
+
+def test_an_import_error_inside_the_module_is_shown_untouched(here):
+    (here / "broken_app.py").write_text("import no_such_dependency\n")
+    result = CliRunner().invoke(cli, ["worker", "-A", "broken_app:awa"])
+    assert isinstance(result.exception, ModuleNotFoundError)
+    assert result.exception.name == "no_such_dependency"
+
+
+def test_the_app_may_stand_in_pyproject_or_the_environment(here, monkeypatch):
+    (here / "pyproject.toml").write_text('[tool.awa-sqla]\napp = "one_app:first"\n')
+    (here / "below").mkdir()
+    monkeypatch.chdir(here / "below")
+    monkeypatch.syspath_prepend(str(here))
+    app = Settings(None, None).load_app()
+    monkeypatch.setenv("AWA_APP", "one_app:make")
+    assert Settings(None, None).load_app() is not app
+
+
+def test_which_database_is_a_matter_of_order(monkeypatch):
+    monkeypatch.setenv("DATABASE_URL", "postgresql://third")
+    assert Settings(None, None).database() == "postgresql://third"
+    assert Settings(None, None).given_database() is None
+    monkeypatch.setenv("AWA_DATABASE_URL", "postgresql://second")
+    assert Settings(None, None).database() == "postgresql://second"
+    assert Settings(None, "postgresql://first").database() == "postgresql://first"
+
+
+def test_no_database_is_status_3(here):
+    result = CliRunner().invoke(cli, ["migrate"])
+    assert result.exit_code == 3
+    assert "AWA_DATABASE_URL" in result.stderr
+
+
+def test_migrate_installs_checks_and_takes_away(empty_db_url):
+    url = empty_db_url.render_as_string(hide_password=False)
+    run = CliRunner().invoke
+    assert run(cli, ["-d", url, "migrate", "--check"]).exit_code == 4
+    assert run(cli, ["-d", url, "migrate"]).output == f"schema awa: 0 -> version {LATEST}\n"
+    assert run(cli, ["migrate", "-d", url]).output == f"schema awa: already at version {LATEST}\n"
+    assert run(cli, ["-d", url, "migrate", "--check"]).exit_code == 0
+    assert run(cli, ["-d", url, "migrate", "--to", "0"]).exit_code == 0
+    engine = create_engine(empty_db_url)
+    with engine.connect() as connection:
+        assert installed_version(connection) == 0
+    engine.dispose()
+
+
+def test_migrate_prints_the_sql_it_would_run():
+    result = CliRunner().invoke(cli, ["migrate", "--sql", "--schema", "jobs"])
+    assert result.exit_code == 0
+    assert 'CREATE TABLE "jobs".jobs_hot' in result.output
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["migrate", "--to", "99"], 2), (["migrate", "--schema", "a;b"], 2)])
+def test_bad_versions_and_names_are_usage_errors(db_url, arguments, status):
+    url = db_url.render_as_string(hide_password=False)
+    assert CliRunner().invoke(cli, ["-d", url, *arguments]).exit_code == status
+
+
+def test_an_unreachable_database_is_status_6(here):
+    url = "postgresql://nobody:secret@127.0.0.1:1/none"
+    for arguments in (["migrate"], ["worker", "-A", "one_app:first", "-Q", "email"]):
+        (here / "one_app.py").write_text(
+            APP.replace("Awa()", "Awa(queues={'email': __import__('awa_sqla').QueueConfig()})")
+        )
+        result = subprocess.run(
+            [sys.executable, "-m", "awa_sqla", "-d", url, *arguments], capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 6, result.stderr
+        assert "secret" not in result.stderr + result.stdout
+
+
+def test_a_worker_on_an_old_schema_is_status_4(here, empty_db_url):
+    (here / "one_app.py").write_text(
+        APP.replace("Awa()", "Awa(queues={'email': __import__('awa_sqla').QueueConfig()})")
+    )
+    url = empty_db_url.render_as_string(hide_password=False)
+    result = subprocess.run(
+        [sys.executable, "-m", "awa_sqla", "-d", url, "worker", "-A", "one_app:first"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 4
+    assert "awa-sqla migrate" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "means"),
+    [("30s", 30), ("500ms", 0.5), ("5m", 300), ("2h", 7200), ("1.5d", 129600)],
+)
+def test_durations_are_written_with_their_unit(text, means):
+    assert Duration().convert(text, None, None) == timedelta(seconds=means)
+
+
+def test_a_duration_without_a_unit_is_a_usage_error():
+    result = CliRunner().invoke(cli, ["worker", "--grace", "30"])
+    assert result.exit_code == 2
+    assert "write for instance 30s" in result.stderr
+
+
+def test_help_names_every_verb():
+    result = CliRunner().invoke(cli, ["--help"])
+    for verb in ("demo", "migrate", "worker"):
+        assert f"\n  {verb} " in result.output
+
+
+def test_help_needs_neither_rich_nor_a_worker():
+    program = (
+        "import sys; from click.testing import CliRunner; from awa_sqla.cli import cli; "
+        "CliRunner().invoke(cli, ['--help']); print('rich' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
