@@ -153,7 +153,10 @@ def directories(records: Records) -> Check:
         if (directory.files_done, directory.files_failed, directory.files_total) != (done, failed, total)
         or done + failed != total
     ]
-    return _verdict("directories", wrong, f"{len(records.directories)}: their counters agree with their files")
+    fine = f"{len(records.directories)}: their counters agree with their files"
+    if unlisted := sum(directory.error is not None for directory in records.directories.values()):
+        fine += f"; {unlisted} could not be listed"
+    return _verdict("directories", wrong, fine)
 
 
 def _tally(found: Sequence[File]) -> tuple[int, int, int]:
@@ -273,7 +276,10 @@ def dead_letters(records: Records) -> Check:
         file = given_up.get(job.args.get("file_id", 0))
         if file is None or not job.errors or job.errors[-1]["error"] != file.error:
             wrong.append(f"dead letter {job.id}: its error is not that of its file")
-    return _verdict("dead letters", wrong, f"{letters.total()}: each with the error of a file that was given up")
+    fine = (
+        f"{letters.total()}: each with the error of a file that was given up" if letters else "none, and no file failed"
+    )
+    return _verdict("dead letters", wrong, fine)
 
 
 def incidents(records: Records) -> Check:
@@ -290,7 +296,8 @@ def incidents(records: Records) -> Check:
         for key in found | expected
         if found[key] != expected[key]
     ]
-    return _verdict("incidents", wrong, f"{expected.total()}: one for each attempt that failed or died on the way")
+    fine = f"{expected.total()}: one for each attempt that failed or died on the way" if expected else "none"
+    return _verdict("incidents", wrong, fine)
 
 
 # ----------------------------------------------------------------------------------------------------- the queue

@@ -76,7 +76,9 @@ class Display:
         if self._bars is not None:
             for name, kind in BARS.items():
                 done, every = counts.of(kind)
-                self._bars.update(self._tasks[name], completed=done, total=(files if kind is HashFile else every) or None)
+                self._bars.update(
+                    self._tasks[name], completed=done, total=(files if kind is HashFile else every) or None
+                )
             return
         now = time.monotonic()
         if now - self._last_line >= LINE_EVERY:

@@ -23,6 +23,7 @@ from awa_sqla import (
     set_progress,
     snooze,
 )
+from awa_sqla.models.base import AwaBase
 from tests.app import Base, Order, Signup
 from tests.session.steps import MINUTE, available, running
 from tests.worlds import Database, World, in_one_world
@@ -130,7 +131,7 @@ def test_job_tables_in_another_database_than_the_apps_are_refused(
 
 @in_one_world
 def test_a_session_of_one_engine_by_binds_will_do(world: World, database: Database) -> None:
-    session = world.session(bind=None, binds={Base: world.engine, Job.__base__: world.engine})
+    session = world.session(bind=None, binds={Base: world.engine, AwaBase: world.engine})
     session.add(Order(note="x"))
     enqueue(session, Signup())
     [job] = claim(session, "default", limit=1)
