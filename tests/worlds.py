@@ -207,6 +207,11 @@ in_one_world = pytest.mark.parametrize("world", ["psycopg"], indirect=True)
 #: For long lists of pairs, where the driver has a small part: one world of each kind.
 in_two_worlds = pytest.mark.parametrize("world", ["psycopg", "async-asyncpg"], indirect=True)
 
+#: SQLAlchemy has no two-phase commit on asynchronous drivers.
+in_sync_worlds = pytest.mark.parametrize(
+    "world", [name for name, (cls, _) in WORLDS.items() if cls is SyncWorld], indirect=True
+)
+
 #: For coroutine tests.
 in_async_worlds = pytest.mark.parametrize(
     "world", [name for name, (cls, _) in WORLDS.items() if cls is AsyncWorld], indirect=True

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from types import FrameType
 from typing import NoReturn
 
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla.demo import Plan
@@ -36,6 +37,9 @@ def main(plan: Plan) -> int:
     except NoDatabaseError as exc:
         say(f"awa-sqla: {exc}")
         return NO_DATABASE
+    except OperationalError as exc:
+        say(f"awa-sqla: the database went away: {shown(exc.orig)}")
+        return OFF
     except KeyboardInterrupt:
         say("interrupted")
         return INTERRUPTED
@@ -45,6 +49,8 @@ def _catalogue(plan: Plan) -> int:
     tree = listings(plan.directory)
     files = sum(len(listing.files) for listing in tree)
     say(f"{shown(tree[0].path)}: {files} files in {len(tree)} directories")
+    if plan.keep and plan.database_url is None:
+        say("--keep has no effect without a database URL: a private server goes with all that is in it")
     with open_database(plan.database_url, workers=plan.workers, keep=plan.keep, say=say) as database:
         begun = time.monotonic()
         try:

@@ -2,7 +2,8 @@
 
 Each child has a pipe from us as its stdin. The first line is the database's URL, which is thus in no process list;
 after that nothing comes, and the end of the pipe means that we are gone, for whatever reason, even by SIGKILL: the
-child leaves at once. Children are in sessions of their own, so that Ctrl-C in a terminal reaches us alone.
+child leaves at once. Each is a process group of its own, so that Ctrl-C in a terminal reaches us alone, and so that
+the kernel ends a frozen one when we are gone: it hangs up process groups that are stopped and have lost their parent.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from types import TracebackType
 from typing import IO, Self
 
 from sqlalchemy import URL, make_url
@@ -38,7 +38,7 @@ class Process:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
-            start_new_session=True,
+            process_group=0,
         )
         self.pid = self._process.pid
         assert self._process.stdin is not None  # noqa: S101 - it is a pipe
@@ -83,9 +83,7 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         for child in self._children:
             child.kill()
         self._log.close()
@@ -111,7 +109,7 @@ class Processes:
         """Raise `ProcessDiedError` with the end of the log if one has ended by itself."""
         for child in self._children:
             if (status := child.status) is not None:
-                raise ProcessDiedError(f"the {child.name} has ended with status {status}\n{self.log()}")
+                raise ProcessDiedError(f"the {child.name} has ended with status {status}\n{self.log()}".strip())
 
     def stop(self) -> list[str]:
         """SIGTERM to all of them, and wait: what did not end as it should, one line each."""

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -65,9 +64,7 @@ class Display:
             self._bars.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 

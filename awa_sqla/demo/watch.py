@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from awa_sqla import Job, JobArgs, JobRecord, JobState
 from awa_sqla.demo.jobs import HashFile
 from awa_sqla.demo.processes import Process, Processes
-from awa_sqla.models import Obligation
+from awa_sqla.models import Obligation, RuntimeInstance
 
 #: Seconds between two looks, and without any change until we give up waiting.
 PAUSE, STALLED = 0.2, 60.0
@@ -87,9 +87,9 @@ class Watch:
         begun = time.monotonic()
         self.counts = Counts.read(self._engine)
         self._shown.show(self.counts, self._files)
-        # Looking takes longer the more jobs there are: no more than a tenth of the time for it.
+        # Looking takes longer the more jobs there are: a tenth of the time for it, more while the moment matters.
         took = time.monotonic() - begun
-        self._next_look = time.monotonic() + (0 if self._kills else max(PAUSE, 10 * took))
+        self._next_look = time.monotonic() + (4 * took if self._kills else max(PAUSE, 10 * took))
         if self._kills and self.counts.of(HashFile)[0] >= self._kills[0]:
             self._kill_one()
 
@@ -98,7 +98,7 @@ class Watch:
         changed, before = time.monotonic(), self.counts
         while True:
             self.look()
-            if not self.counts.live and not self.counts.owed:
+            if not self.counts.live and not self.counts.owed and self._all_up():
                 return
             running = any(state is JobState.RUNNING for _, state in self.counts.jobs)
             if self.counts != before or running:
@@ -106,6 +106,12 @@ class Watch:
             elif time.monotonic() - changed > STALLED:
                 return
             time.sleep(0.005 if self._kills else PAUSE / 4)
+
+    def _all_up(self) -> bool:
+        """Whether every worker has reported itself: one that still starts would not hear that it is to stop."""
+        with Session(self._engine) as session:
+            up = set(session.scalars(select(RuntimeInstance.pid)))
+        return all(worker.pid in up for worker in self._processes.named("worker"))
 
     def _kill_one(self) -> None:
         """Kill a worker that has jobs in hand, if there is one right now."""

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from awa_sqla.models.base import StateText
 from awa_sqla.models.job import SHARED, Job, ScheduledJob
 from awa_sqla.session.guards import MANAGED
-from awa_sqla.session.statements import AS_OF
+from awa_sqla.session.statements import AS_OF, by_key
 from awa_sqla.session.table import TRANSITIONS
 
 _target = literal_column(f"'{TRANSITIONS['promote'].target.value}'", StateText)
@@ -28,7 +28,7 @@ _due = (
 
 _gone = (
     delete(ScheduledJob)
-    .where(ScheduledJob.id == _due.c.id)
+    .where(by_key(ScheduledJob.id, _due))
     .returning(*(getattr(ScheduledJob, key) for key in SHARED))
     .cte("gone")
 )

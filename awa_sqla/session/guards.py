@@ -8,7 +8,7 @@ sent on the connection behind the session's back.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Alias, Connection, Table, event, inspect
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper, object_session
@@ -83,9 +83,9 @@ def refuse_statements(state: ORMExecuteState) -> None:
     """In `do_orm_execute`: only our own statements write our job tables."""
     if state.is_select or state.execution_options.get(MANAGED):
         return
-    table = getattr(state.statement, "table", None)
+    table: Any = getattr(state.statement, "table", None)
     while isinstance(table, Alias):
-        table = table.element
+        table = cast("Any", table).element
     if isinstance(table, Table) and table in _TABLES:
         verb = "enqueue()" if state.is_insert else "a verb of awa_sqla"
         raise UnmanagedWriteError(table.name, verb)

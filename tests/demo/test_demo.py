@@ -14,11 +14,11 @@ from typing import Any
 
 import psycopg
 import pytest
-from alembic import command
 from alembic.config import Config
 from sqlalchemy import URL, Engine, NullPool, create_engine, inspect, text
 from sqlalchemy.orm import Session
 
+from alembic import command
 from awa_sqla import JobState, Outcome
 from awa_sqla.demo import Plan, content, run
 from awa_sqla.demo.check import CHECKS, check_all, shown
@@ -146,7 +146,8 @@ def test_what_was_read_is_what_is_there(finished: Finished, tree: Path) -> None:
     assert tree / "nested/circle" not in by_path
 
 
-def test_everything_is_given_up_and_dropped_at_the_end_unless_kept(empty_db_url: URL, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_its_schemas_are_dropped_at_the_end(empty_db_url: URL, tmp_path: Path) -> None:
     done = demo(empty_db_url, str(tmp_path), "--workers", "1")
     assert done.returncode == 0, done.stderr
     assert "All 11 checks agree" in done.stdout
@@ -185,8 +186,14 @@ A_TEXT = "(SELECT id FROM awa_demo_app.file WHERE path LIKE '%/hello.txt')"
 ONE = "id = (SELECT min(id) FROM awa_demo.jobs_hot WHERE kind = '{}')"
 COPY = (
     "INSERT INTO awa_demo.jobs_hot (kind, queue, state, args, result, worker_id, parent_id, root_id, parent_outcome) "
-    "SELECT kind, queue, state, args, result, worker_id, parent_id, root_id, parent_outcome FROM awa_demo.jobs_hot WHERE "
+    "SELECT kind, queue, state, args, result, worker_id, parent_id, root_id, parent_outcome FROM awa_demo.jobs_hot "
+    "WHERE "
 )
+BROKEN = "WHERE args->>'path' LIKE '%/broken'"
+OTHER_ERROR = '{"error": "x", "type": "error", "attempt": 3}'
+OTHER_FILE = """args = jsonb_set(args, '{file_id}', '0')"""
+AGAIN = "INSERT INTO awa_demo_app.incident (file_id, what, attempt, detail) SELECT file_id, what, attempt, detail "
+OWED = "INSERT INTO awa_demo.follow_up_obligations (job_id, kind, outcome, spec, snapshot) VALUES "
 
 
 @pytest.mark.parametrize(
@@ -230,31 +237,16 @@ COPY = (
             {"lineage", "follow-ups"},
         ),
         (
-            f"UPDATE awa_demo.jobs_hot SET args = jsonb_set(args, '{{file_id}}', '0') WHERE {ONE.format('index_words')}",
+            f"UPDATE awa_demo.jobs_hot SET {OTHER_FILE} WHERE {ONE.format('index_words')}",
             {"lineage"},
         ),
-        (
-            "DELETE FROM awa_demo.dlq_entries WHERE args->>'path' LIKE '%/broken'",
-            {"dead letters", "lineage", "effects", "incidents"},
-        ),
-        (
-            'UPDATE awa_demo.dlq_entries SET errors[3] = \'{"error": "x", "type": "error", "attempt": 3}\' '
-            "WHERE args->>'path' LIKE '%/broken'",
-            {"dead letters"},
-        ),
+        (f"DELETE FROM awa_demo.dlq_entries {BROKEN}", {"dead letters", "lineage", "effects", "incidents"}),
+        (f"UPDATE awa_demo.dlq_entries SET errors[3] = '{OTHER_ERROR}' {BROKEN}", {"dead letters"}),
         (f"UPDATE awa_demo.jobs_hot SET state = 'failed' WHERE {ONE.format('record_incident')}", {"dead letters"}),
         ("DELETE FROM awa_demo_app.incident WHERE id = (SELECT min(id) FROM awa_demo_app.incident)", {"incidents"}),
-        (
-            "INSERT INTO awa_demo_app.incident (file_id, what, attempt, detail) "
-            "SELECT file_id, what, attempt, detail FROM awa_demo_app.incident ORDER BY id LIMIT 1",
-            {"incidents"},
-        ),
+        (AGAIN + "FROM awa_demo_app.incident ORDER BY id LIMIT 1", {"incidents"}),
         (f"UPDATE awa_demo.jobs_hot SET state = 'available' WHERE {ONE.format('record_incident')}", {"queue"}),
-        (
-            "INSERT INTO awa_demo.follow_up_obligations (job_id, kind, outcome, spec, snapshot) "
-            "VALUES (1, 'hash_file', 'completed', 'x', '{}')",
-            {"queue"},
-        ),
+        (OWED + "(1, 'hash_file', 'completed', 'x', '{}')", {"queue"}),
     ],
 )
 def test_damage_turns_its_checks_red(finished: Finished, damage: str, red: set[str]) -> None:
@@ -319,6 +311,7 @@ def test_more_workers_than_the_server_has_room_for_are_refused(
     assert "use --workers" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_outlives_it(empty_db_url: URL, tree: Path, number: int, status: int) -> None:
     process = subprocess.Popen(command_line(empty_db_url, str(tree)), stderr=subprocess.DEVNULL)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -46,6 +48,14 @@ def due_again(database: Database, session: Session, job_id: int, *, look: bool =
         f"INSERT INTO jobs_hot ({columns}, state, run_at) SELECT {columns}, 'available', now() FROM gone"
     )
     return session.get_one(Job, job_id) if look else None
+
+
+@contextmanager
+def rolled_back(session: Session) -> Iterator[None]:
+    """What happens in a savepoint that is rolled back."""
+    savepoint = session.begin_nested()
+    yield
+    savepoint.rollback()
 
 
 def wait_of(row: Any) -> timedelta:

@@ -187,9 +187,9 @@ class Everything(JobArgs):
     day: date = date(2026, 1, 1)
     wait: timedelta = timedelta(0)
     key: UUID = UUID(int=0)
-    lines: list[Line] = []
+    lines: tuple[Line, ...] = ()
     pair: tuple[int, str] = (0, "")
-    counts: dict[str, int] = {}
+    counts: dict[str, int] = Field(default_factory=dict)
     either: int | str = 0
 
 
@@ -204,7 +204,7 @@ everything = st.builds(
     day=st.dates(),
     wait=st.timedeltas(timedelta(days=-999), timedelta(days=999)),
     key=st.uuids(),
-    lines=st.lists(st.builds(Line, price=st.decimals(-1000, 1000, places=2)), max_size=2),
+    lines=st.lists(st.builds(Line, price=st.decimals(-1000, 1000, places=2)), max_size=2).map(tuple),
     pair=st.tuples(st.integers(-9, 9), names),
     counts=st.dictionaries(names, st.integers(-9, 9), max_size=3),
     either=st.integers(-9, 9) | names,
@@ -239,7 +239,7 @@ def test_a_time_in_the_hour_that_a_clock_shows_twice_is_accepted() -> None:
 class Loose(JobArgs):
     value: Any = None
     line: Line | None = None
-    lines: list[Line] = []
+    lines: tuple[Line, ...] = ()
     at: datetime | None = None
     secret: SecretStr | None = None
     ratio: float = 0.0
@@ -261,7 +261,7 @@ class Loose(JobArgs):
         pytest.param({"value": {1: 2}}, "args.value", id="key that is no text"),
         pytest.param({"secret": SecretStr("S3CRET")}, "args.secret", id="secret", marks=pytest.mark.case(54)),
         pytest.param({"line": FinerLine(discount=3)}, "args.line", id="subclass"),
-        pytest.param({"lines": [Line(), FinerLine()]}, "args.lines[1]", id="subclass in a list"),
+        pytest.param({"lines": (Line(), FinerLine())}, "args.lines[1]", id="subclass in a list"),
         pytest.param({"note": "kept out of the dump"}, "args.note", id="excluded field"),
         pytest.param({"value": b"\xff"}, "args", id="bytes that are no text"),
         pytest.param({"value": object()}, "args", id="no JSON at all"),

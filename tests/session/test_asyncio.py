@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import awa_sqla
-from awa_sqla import Attempt, CompletedBatch, Job, JobState, UnsupportedSession, asyncio as verbs
+from awa_sqla import Attempt, CompletedBatch, Job, JobState, UnsupportedSession
+from awa_sqla import asyncio as verbs
 from tests.app import Signup, Welcome
 from tests.session.steps import MINUTE
 from tests.worlds import AsyncWorld, Database, in_async_worlds, in_one_world
@@ -179,7 +180,7 @@ def test_a_sync_session_is_sent_to_the_sync_verb(name: str) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_an_async_session_is_sent_to_the_awaited_verb(name: str) -> None:
     args, options = CALLS[name]
-    for wrong in (AsyncSession(), async_scoped_session(lambda: AsyncSession(), scopefunc=lambda: 1)):  # type: ignore[arg-type]
+    for wrong in (AsyncSession(), async_scoped_session(async_sessionmaker(), scopefunc=lambda: 1)):
         with pytest.raises(UnsupportedSession, match=rf"use `await awa_sqla\.asyncio\.{name}\(") as caught:
             getattr(awa_sqla, name)(wrong, *args, **options)
         assert type(wrong).__name__ in str(caught.value)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, event, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, aliased
 from sqlalchemy.orm.attributes import flag_modified
 
@@ -239,18 +240,18 @@ def test_a_session_that_only_enqueued_refuses_too(world: World, database: Databa
 
 
 # ----------------------------------------------------------------------------------------------------------- view
-@pytest.mark.parametrize("form", ["assign", "delete", "update"])
-def test_the_view_is_read_only(session: Session, stored: dict[str, Any], database: Database, form: str) -> None:
+WRITES = {
+    "assign": lambda session, record: (setattr(record, "queue", "x"), session.flush()),
+    "delete": lambda session, record: (session.delete(record), session.flush()),
+    "update": lambda session, record: session.execute(update(JobRecord).values(queue="x")),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=list(WRITES))
+def test_the_view_is_read_only(session: Session, stored: dict[str, Any], database: Database, write: Any) -> None:
     before = database.jobs()
     record = session.get_one(JobRecord, stored["jobs_hot"].id)
-    with pytest.raises(Exception):  # noqa: B017, PT011 - ours or the database's
-        if form == "assign":
-            record.queue = "x"
-            session.flush()
-        elif form == "delete":
-            session.delete(record)
-            session.flush()
-        else:
-            session.execute(update(JobRecord).values(queue="x"))
+    with pytest.raises(DBAPIError, match="cannot .* view"):
+        write(session, record)
     session.rollback()
     assert database.jobs() == before

@@ -234,7 +234,7 @@ def test_a_job_loaded_with_state_and_lease_alone_is_enough(world: World, session
 
 # --------------------------------------------------------------------------------------------------------- races
 ACTS = {
-    "complete": lambda session, held: complete(session, held),
+    "complete": complete,
     "complete_many": lambda session, held: complete_many(session, [held]),
     "cancel": lambda session, held: cancel(session, held.id, reason="enough"),
     "fail": lambda session, held: fail(session, held, "no"),

@@ -26,11 +26,11 @@ from awa_sqla import (
 from awa_sqla.models.base import AwaBase
 from tests.app import Base, Order, Signup
 from tests.session.steps import MINUTE, available, running
-from tests.worlds import Database, World, in_one_world
+from tests.worlds import Database, World, in_one_world, in_sync_worlds
 
 VERBS: dict[str, Any] = {
     "claim": lambda session, held: claim(session, "default", limit=1),
-    "complete": lambda session, held: complete(session, held),
+    "complete": complete,
     "fail": lambda session, held: fail(session, held, "no"),
     "retry_after": lambda session, held: retry_after(session, held, MINUTE),
     "snooze": lambda session, held: snooze(session, held, MINUTE),
@@ -184,11 +184,10 @@ def test_no_verb_opens_a_savepoint_or_ends_a_transaction(world: World, session: 
     assert {row.state for row in database.jobs()} == {"running", "available"}
 
 
+@in_sync_worlds
 @pytest.mark.case(61)
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_jobs_of_a_two_phase_transaction_exist_when_it_is_committed(world: World, database: Database, end: str) -> None:
-    if world.name.startswith("async"):
-        pytest.skip("SQLAlchemy has no two-phase commit on asynchronous drivers")
     session = world.session(twophase=True)
     session.execute(text("SET LOCAL awa.notify = 'off'"))
     enqueue(session, Signup())

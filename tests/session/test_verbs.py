@@ -348,7 +348,7 @@ def test_wrong_progress_is_refused_and_named(
 
 # ---------------------------------------------------------------------------------------- what all of them share
 VERBS = {
-    "complete": lambda session, job: complete(session, job),
+    "complete": complete,
     "fail": lambda session, job: fail(session, job, "no"),
     "retry_after": lambda session, job: retry_after(session, job, MINUTE),
     "snooze": lambda session, job: snooze(session, job, MINUTE),

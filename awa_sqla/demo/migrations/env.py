@@ -5,7 +5,7 @@ from awa_sqla.alembic import filters
 from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, Base
 
 
-def _only_ours(name: str | None, type_: str, parents: object) -> bool:  # noqa: ARG001
+def _only_ours(name: str | None, type_: str, _parents: object) -> bool:
     return type_ != "schema" or name in (APP_SCHEMA, JOBS_SCHEMA)
 
 

@@ -1,0 +1,131 @@
+"""The plans of the hot statements at 100,000 rows: on their indexes, with and without statistics.
+
+Asked for as generic plans, which is what a long-lived worker's prepared statements end up with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, event, text
+
+from awa_sqla.maintenance.obligations import _due
+from awa_sqla.maintenance.promote import _NEXT, _PROMOTE
+from awa_sqla.maintenance.rescue import _STALE
+from awa_sqla.session import statements
+from awa_sqla.worker import dispatch, heartbeat
+
+FILL = """
+INSERT INTO awa.jobs_hot (kind, queue, args, state, run_lease, heartbeat_at, root_id, parent_id)
+SELECT 'work', 'q' || n % 50, '{"n": 1}',
+       CASE WHEN n % 100 < 90 THEN 'completed' WHEN n % 100 < 99 THEN 'available' ELSE 'running' END,
+       n, now(), n / 10, n / 5
+FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.scheduled_jobs (kind, queue, args, state, run_at)
+SELECT 'work', 'q' || n % 50, '{}', 'scheduled', now() + n * interval '1 s' FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.follow_up_obligations (job_id, kind, outcome, spec, snapshot, next_attempt_at)
+SELECT n, 'work', 'completed', 'spec', '{}', CASE WHEN n % 100 = 0 THEN now() END FROM generate_series(1, 100000) AS n;
+"""
+
+HOT = {
+    "claim": (statements.CLAIM_ROWS, {"ix_jobs_hot_claim", "jobs_hot_pkey"}),
+    "complete": (statements.COMPLETE, {"jobs_hot_pkey"}),
+    "complete_many": (statements.COMPLETE_MANY, {"jobs_hot_pkey"}),
+    "lock": (statements.LOCK, {"jobs_hot_pkey"}),
+    "cancel": (statements.CANCEL, {"jobs_hot_pkey"}),
+    "find": (statements.FIND, {"jobs_hot_pkey", "scheduled_jobs_pkey"}),
+    "beat": (heartbeat.BEAT, {"jobs_hot_pkey"}),
+    "lost": (heartbeat.LOST, {"jobs_hot_pkey"}),
+    "queues with work": (dispatch.WITH_WORK, {"ix_jobs_hot_claim"}),
+    "promote": (_PROMOTE, {"ix_scheduled_jobs_due", "scheduled_jobs_pkey"}),
+    "next due": (_NEXT, {"ix_scheduled_jobs_due"}),
+    "rescue": (_STALE, {"ix_jobs_hot_running"}),
+    "obligations": (_due([("work", "completed", "spec")]), {"ix_follow_up_obligations_due"}),
+}
+
+#: Any values will do: a generic plan does not look at them.
+VALUES = {
+    "in_queue": "q1",
+    "limit": 100,
+    "by_worker": "w",
+    "given_result": None,
+    "ids": [1],
+    "leases": [1],
+    "results": [None],
+    "held_id": 1,
+    "held_lease": 1,
+    "entry": {},
+    "job_id": 1,
+    "channel": "c",
+    "queues": ["q1"],
+    "most": 100,
+    "stale_after": 90.0,
+}
+
+#: Either of the two finds a running row by its id.
+SAME = {"ix_jobs_hot_running": "jobs_hot_pkey"}
+LARGE = {"jobs_hot", "scheduled_jobs", "follow_up_obligations"}
+
+
+@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+def filled(request: pytest.FixtureRequest, postgres_server: Any, postgresql_noproc: Any) -> Iterator[Engine]:
+    """100,000 rows in each of the large tables."""
+    name = "awa_test_plans"
+    with postgres_server.janitor(name, postgresql_noproc.template_dbname):
+        engine = create_engine(postgres_server.url(name))
+        with engine.begin() as connection:
+            if connection.dialect.server_version_info < (16,):  # type: ignore[operator]
+                pytest.skip("EXPLAIN (GENERIC_PLAN) came with PostgreSQL 16")
+            for table in LARGE:
+                connection.execute(text(f"ALTER TABLE awa.{table} SET (autovacuum_enabled = false)"))
+            connection.exec_driver_sql(FILL.replace("%", "%%"))
+        if request.param == "with statistics":
+            with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(text("VACUUM ANALYZE"))
+        yield engine
+        engine.dispose()
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from nodes(below)
+
+
+class CapturedError(Exception):
+    """Carries a statement as it would have been sent."""
+
+
+def as_prepared(engine: Engine, statement: Any) -> str:
+    """The statement's text with numbered parameters, as the server would prepare it."""
+
+    def capture(connection: Any, cursor: Any, sent: str, *_: object) -> None:
+        raise CapturedError(sent)
+
+    event.listen(engine, "before_cursor_execute", capture)
+    try:
+        with engine.connect() as connection, pytest.raises(CapturedError) as captured:
+            connection.execute(statement, VALUES)
+    finally:
+        event.remove(engine, "before_cursor_execute", capture)
+    numbers: dict[str, str] = {}
+    return re.sub(r"%\((\w+)\)s", lambda m: numbers.setdefault(m[1], f"${len(numbers) + 1}"), str(captured.value))
+
+
+@pytest.mark.parametrize("name", HOT)
+def test_a_hot_statement_stays_on_its_indexes(filled: Engine, name: str) -> None:
+    statement, expected = HOT[name]
+    prepared = as_prepared(filled, statement)
+    with filled.connect() as connection:
+        cursor = connection.connection.cursor()
+        cursor.execute(f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {prepared}".encode())
+        (plan,) = cursor.fetchone()
+    found = list(nodes(plan[0]["Plan"]))
+    scanned = {node["Relation Name"] for node in found if node["Node Type"] == "Seq Scan"}
+    used = {SAME.get(node["Index Name"], node["Index Name"]) for node in found if "Index Name" in node}
+    assert scanned & LARGE == set(), json.dumps(plan, indent=1)
+    assert {SAME.get(index, index) for index in expected} <= used, json.dumps(plan, indent=1)
