@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -222,16 +222,14 @@ def _same(path: str, value: object, again: object) -> None:
         for name in type(value).model_fields:
             _same(f"{path}.{name}", getattr(value, name), getattr(again, name))
     elif isinstance(value, dict) and isinstance(again, dict):
-        old, new = cast("dict[Any, Any]", value), cast("dict[Any, Any]", again)
-        if old.keys() != new.keys():
+        if value.keys() != again.keys():  # pyright: ignore[reportUnknownMemberType]
             raise InvalidJob(path, "has keys that would come back different")
-        for key, item in old.items():
-            _same(f"{path}.{key}", item, new[key])
+        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+            _same(f"{path}.{key}", item, again[key])  # pyright: ignore[reportUnknownArgumentType]
     elif isinstance(value, list | tuple) and isinstance(again, list | tuple):
-        items, others = cast("list[Any]", value), cast("list[Any]", again)
-        if len(items) != len(others):
+        if len(value) != len(again):  # pyright: ignore[reportUnknownArgumentType]
             raise InvalidJob(path, "would come back with another length")
-        for i, (item, other) in enumerate(zip(items, others, strict=True)):
-            _same(f"{path}[{i}]", item, other)
+        for i, pair in enumerate(zip(value, again, strict=True)):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            _same(f"{path}[{i}]", *pair)  # pyright: ignore[reportUnknownArgumentType]
     elif value != again:
-        raise InvalidJob(path, f"is a {limits.type_name(cast('object', value))} that would come back different")
+        raise InvalidJob(path, f"is a {limits.type_name(value)} that would come back different")

@@ -95,6 +95,7 @@ class Watch:
 
     def until_done(self) -> None:
         """Until no job is live and nothing is owed, or nothing moves any more: the checks will tell which."""
+        self._next_look = 0.0  # the last look may be older than the last jobs
         changed, before = time.monotonic(), self.counts
         while True:
             self.look()

@@ -252,9 +252,3 @@ JOB_TABLES: tuple[type[Job | ScheduledJob | DeadLetter], ...] = (Job, ScheduledJ
 
 #: The attributes that the three tables share.
 SHARED: tuple[str, ...] = tuple(a.key for a in inspect(JobRecord).column_attrs if a.key != "stored_in")
-
-
-def shared_values(row: Job | ScheduledJob | DeadLetter) -> dict[str, Any]:
-    """The loaded values of the shared columns, for a row of another table."""
-    loaded: dict[str, Any] = inspect(row).dict
-    return {key: loaded[key] for key in SHARED}

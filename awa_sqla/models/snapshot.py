@@ -10,6 +10,7 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 from sqlalchemy import inspect
+from sqlalchemy.orm import InstanceState
 
 from awa_sqla.args import A, decode
 from awa_sqla.models.base import JobState
@@ -58,7 +59,8 @@ class JobSnapshot:
     @classmethod
     def of(cls, row: Job | ScheduledJob | DeadLetter | JobRecord) -> Self:
         """The snapshot of a loaded row. Does no I/O; a row that is not loaded is a `KeyError`."""
-        loaded: dict[str, Any] = inspect(row).dict
+        state: InstanceState[Any] = inspect(row)
+        loaded = state.dict
         return cls(**{key: loaded[key] for key in SHARED})
 
     @property

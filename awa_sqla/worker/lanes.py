@@ -7,27 +7,18 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Protocol
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 
 from awa_sqla.maintenance import Dispatched, Promoted, dispatch_obligation, promote, rescue
 from awa_sqla.models.job import Attempt
-from awa_sqla.session.follow_ups import FollowUps
+from awa_sqla.worker.application import Application
 from awa_sqla.worker.finalize import insisting
-from awa_sqla.worker.tasks import Tasks
 
 log = logging.getLogger("awa_sqla.maintenance")
 
 #: Seconds: the longest and the shortest sleep of promotion, and between looks for obligations and stale attempts.
 PROMOTION, BREATH, OBLIGATIONS, RESCUE = 2.0, 0.05, 5.0, 30.0
-
-
-class Application(Protocol):
-    """What the lanes need of an app."""
-
-    follow_ups: FollowUps
-    tasks: Tasks
 
 
 class Lanes:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import async_sessionmaker
@@ -28,6 +28,7 @@ from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session import catalogue, verbs
 from awa_sqla.worker import run as running
+from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
@@ -39,9 +40,6 @@ from awa_sqla.worker.listen import Listener
 from awa_sqla.worker.outcomes import PutBack, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import around, async_around
-
-if TYPE_CHECKING:
-    from awa_sqla.app import Awa
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -56,7 +54,7 @@ LAST_CALL = 2.0
 class Worker:
     """Runs the jobs of an app inside `async with awa.worker(...)`."""
 
-    def __init__(self, app: Awa, given: Given, options: WorkerOptions) -> None:
+    def __init__(self, app: Application, given: Given, options: WorkerOptions) -> None:
         self._app = app
         self._options = options
         self._queues = Queues.of(app.queues, app.tasks.queues, options.queues).configs
@@ -312,8 +310,3 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     except asyncio.CancelledError:
         if (current := asyncio.current_task()) is not None and current.cancelling():
             raise
-
-
-def worker(app: Awa, given: Given, options: Mapping[str, Any]) -> Worker:
-    """Build a worker from keyword options."""
-    return Worker(app, given, WorkerOptions(**options))

@@ -36,6 +36,10 @@ WARM_UP = 100_000
 PACE = (0.010, 0.020)
 
 
+#: What a peer may leave out.
+OFFERS = ("enqueue_one", "enqueue_many", "enqueue_in_session", "drain")
+
+
 class UnsupportedError(Exception):
     """The peer has no such thing."""
 
@@ -57,19 +61,19 @@ class Adapter:
     def setup(self, dsn: str) -> Awaitable[None] | None:
         """Install the peer's tables in an empty database."""
 
-    def enqueue_one(self, dsn: str) -> Opened:
+    def enqueue_one(self, dsn: str) -> Opened:  # noqa: ARG002
         """Gives `send(payload)`: one committed job."""
         raise UnsupportedError("no jobs")
 
-    def enqueue_many(self, dsn: str) -> Opened:
+    def enqueue_many(self, dsn: str) -> Opened:  # noqa: ARG002
         """Gives `send(payloads)`: the peer's best way to add many."""
         raise UnsupportedError("no jobs")
 
-    def enqueue_in_session(self, dsn: str) -> Opened:
+    def enqueue_in_session(self, dsn: str) -> Opened:  # noqa: ARG002
         """Gives `send(payload)`: a row of the app and a job, in the user's own SQLAlchemy session, one commit."""
         raise UnsupportedError("no jobs")
 
-    def drain(self, dsn: str, handler: Handler) -> Awaitable[None] | None:
+    def drain(self, dsn: str, handler: Handler) -> Awaitable[None] | None:  # noqa: ARG002
         """Work until SIGTERM; `handler(user_id)` is what a job does."""
         raise UnsupportedError("no worker")
 
@@ -84,9 +88,8 @@ class Board:
     def __init__(self, path: str | Path, *, create: bool = False) -> None:
         size = 8 * (self.GO + 1)
         if create:
-            with open(path, "wb") as file:
-                file.truncate(size)
-        with open(path, "r+b") as file:
+            Path(path).write_bytes(bytes(size))
+        with Path(path).open("r+b") as file:
             self.cells = memoryview(mmap.mmap(file.fileno(), size)).cast("Q")
 
     def handler(self) -> Handler:
@@ -244,7 +247,9 @@ def _work(adapter: Adapter, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _about(adapter: Adapter, given: argparse.Namespace) -> dict[str, Any]:  # noqa: ARG001 - as all commands
+    own = type(adapter)
     return {
+        "offers": [name for name in OFFERS if getattr(own, name) is not getattr(Adapter, name)],
         "remaining_sql": adapter.remaining,
         "kept_sql": adapter.kept,
         "uvloop": adapter.uvloop,

@@ -100,7 +100,8 @@ def test_a_failed_flush_of_the_app_is_the_apps_own_affair(session: Session, data
     enqueue(session, Signup())
     session.add(Order(note=None))  # type: ignore[arg-type]
     with pytest.raises(IntegrityError):
-        savepoint.commit()
+        session.flush()
+    savepoint.rollback()
     enqueue(session, Welcome())
     session.commit()
     assert database.kinds() == ["welcome"]

@@ -251,7 +251,7 @@ WRITES = {
 def test_the_view_is_read_only(session: Session, stored: dict[str, Any], database: Database, write: Any) -> None:
     before = database.jobs()
     record = session.get_one(JobRecord, stored["jobs_hot"].id)
-    with pytest.raises(DBAPIError, match="cannot .* view"):
+    with pytest.raises(DBAPIError, match=r"cannot \w+ .*view"):
         write(session, record)
     session.rollback()
     assert database.jobs() == before
