@@ -9,6 +9,7 @@ import os
 from logging.config import fileConfig
 from typing import Any
 
+from alembic import context, util
 from sqlalchemy import (
     URL,
     BigInteger,
@@ -25,7 +26,6 @@ from sqlalchemy import (
     select,
 )
 
-from alembic import context, util
 from awa_sqla.alembic import include_name
 
 #: The tables of the application; ours are not among them. In an app: `from app.models import Base`.

@@ -9,6 +9,8 @@ def main() -> None:
     """Run the command line; says how to get it when its libraries are not installed."""
     try:
         from awa_sqla.cli import cli
+    except KeyboardInterrupt:
+        sys.exit(130)
     except ModuleNotFoundError as exc:
         if exc.name not in ("click", "rich"):
             raise

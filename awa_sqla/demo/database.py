@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
+from alembic import command
 from alembic.config import Config
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, select, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
-from alembic import command
 from awa_sqla.demo.jobs import CONCURRENCY
 from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, engine_on
 from awa_sqla.errors import ConfigurationError

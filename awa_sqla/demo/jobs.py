@@ -1,8 +1,8 @@
 """The application's jobs: what they carry, what they do, and what follows on which outcome.
 
-    HashFile ── completed, a text ──> IndexWords ──┐
-       │ └───── exhausted ──> CountFailure <───────┤ exhausted
-       └─────── retried, rescued ──> RecordIncident┘
+    HashFile ─── completed, a text ──> IndexWords
+    either ───── exhausted ──────────> CountFailure
+    either ───── retried, rescued ───> RecordIncident
 
 Whichever job brings a directory's last file to its end also enqueues a `SummariseDirectory`, for a queue that no
 worker serves: `approver` claims it and completes it in a transaction of its own.

@@ -81,7 +81,7 @@ def _work(plan: Plan, database: Database, tree: list[Listing], files: int) -> tu
         watch.until_done()
         seconds = time.monotonic() - begun
         wrong = processes.stop()
-        fine = f"{plan.workers} workers and the approver stopped when they were told to"
+        fine = "all workers and the approver stopped when they were told to"
         return Check("processes", ok=not wrong, detail=shown("; ".join(wrong)) or fine), processes.killed, seconds
 
 

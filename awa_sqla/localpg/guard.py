@@ -44,9 +44,7 @@ class Guard:
     Starts a process.  Raises OSError (PermissionError, ...) when the directory cannot be made or given away.
     """
 
-    def __init__(
-        self, parent: Path, env: Mapping[str, str], uid: int | None = None, gid: int | None = None
-    ) -> None:
+    def __init__(self, parent: Path, env: Mapping[str, str], uid: int | None = None, gid: int | None = None) -> None:
         account = [] if uid is None or gid is None else [str(uid), str(gid)]
         self._buffer = b""
         self._socket, theirs = socket.socketpair()

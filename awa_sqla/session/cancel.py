@@ -36,7 +36,7 @@ def cancel(session: SyncSession, job_or_id: Cancellable, /, *, reason: str) -> J
     """
     target = entered(session, "cancel", transition=True)
     text = limits.text("reason", reason, longest=limits.ERROR_CHARACTERS)
-    return cancel_row(target, _id_of(target, job_or_id), text)
+    return cancel_row(target, id_of(target, job_or_id), text)
 
 
 def cancel_row(session: Session, job_id: int, reason: str) -> Job | None:
@@ -72,7 +72,7 @@ def _staged(session: Session, row: Job, reason: str, rows: list[object]) -> Job:
     return row
 
 
-def _id_of(session: Session, job_or_id: object) -> int:
+def id_of(session: Session, job_or_id: object) -> int:
     if isinstance(job_or_id, bool) or not isinstance(job_or_id, Cancellable):
         raise InvalidJob("job", f"must be a job or its id, not {type(job_or_id).__name__}")
     if isinstance(job_or_id, int):

@@ -21,6 +21,9 @@ from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import QueueConfig
 from awa_sqla.worker.finalize import insisting
 
+#: Seconds that a busy queue waits for more free slots before it claims again.
+GATHER = 0.005
+
 
 class QueueLoop:
     """Claims for one queue and starts what it claimed."""
@@ -48,6 +51,8 @@ class QueueLoop:
         """Claim and start for ever."""
         while True:
             await self._wake.wait()
+            if self._busy > self._capacity * 3 // 4:
+                await asyncio.sleep(GATHER)  # a claim for each freed slot would cost a transaction for each job
             self._wake.clear()
             wanted = min(self._capacity - self._busy, self._batch)
             if wanted <= 0:

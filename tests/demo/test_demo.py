@@ -14,11 +14,11 @@ from typing import Any
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.config import Config
 from sqlalchemy import URL, Engine, NullPool, create_engine, inspect, text
 from sqlalchemy.orm import Session
 
-from alembic import command
 from awa_sqla import JobState, Outcome
 from awa_sqla.demo import Plan, content, run
 from awa_sqla.demo.check import CHECKS, check_all, shown

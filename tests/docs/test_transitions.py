@@ -19,5 +19,7 @@ def test_the_page_is_up_to_date():
 
 
 def test_every_transition_is_on_the_page():
-    rows = [line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text("utf-8").splitlines() if line[:2] == "| "]
+    rows = [
+        line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text("utf-8").splitlines() if line[:2] == "| "
+    ]
     assert rows[2:] == list(TRANSITIONS)

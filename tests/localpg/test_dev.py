@@ -109,9 +109,7 @@ def test_a_directory_that_is_no_environment_is_left_alone(
     assert precious.exists()
 
 
-def test_a_python_without_venv_is_explained(
-    dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_python_without_venv_is_explained(dev: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_venv = tmp_path / "python"
     no_venv.write_text("#!/bin/sh\nexit 1\n")
     no_venv.chmod(0o755)

@@ -319,9 +319,7 @@ def test_without_any_postgresql_a_server_does_not_start(nothing_here: Path) -> N
     assert local.directory is None
 
 
-def test_a_wrong_bindir_is_an_error_and_nothing_else_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_bindir_is_an_error_and_nothing_else_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWA_PG_BINDIR", str(tmp_path))
     with pytest.raises(PostgresUnavailable, match=r"AWA_PG_BINDIR=\S+ is set, but not usable"):
         find_binaries()
@@ -337,9 +335,7 @@ def test_a_wrong_bindir_is_an_error_and_nothing_else_is_tried(
         ("echo hello", "hello"),
     ],
 )
-def test_an_unusable_server_is_passed_over_with_its_own_words(
-    nothing_here: Path, script: str, complaint: str
-) -> None:
+def test_an_unusable_server_is_passed_over_with_its_own_words(nothing_here: Path, script: str, complaint: str) -> None:
     fake_program(nothing_here / "initdb", "exit 0")
     fake_program(nothing_here / "postgres", script)
     with pytest.raises(PostgresUnavailable, match="Looked at") as caught:
@@ -371,9 +367,7 @@ def test_a_wheel_is_located_and_not_imported(tmp_path: Path, monkeypatch: pytest
 class TestAsRoot:
     """What an ordinary user cannot even try."""
 
-    def test_a_server_that_only_root_can_read_is_copied(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_server_that_only_root_can_read_is_copied(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hidden = find_binaries().copied_into(tmp_path / "hidden")
         for path in (tmp_path / "hidden", *(tmp_path / "hidden").rglob("*")):
             if not path.is_symlink():

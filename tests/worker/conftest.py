@@ -64,7 +64,7 @@ class Stage:
     async def until(self, condition: Callable[[], object]) -> None:
         """Wait, at most 20 s, until `condition()` holds."""
         async with asyncio.timeout(PATIENCE):
-            while not condition():
+            while not condition():  # noqa: ASYNC110 - what is waited for happens in the database
                 await asyncio.sleep(0.02)
 
     def play(

@@ -74,7 +74,8 @@ def test_writes_outcome_and_follow_up_commit_together(stage, road):
             {
                 row.x
                 for row in stage.sql(
-                    "SELECT xmin::text AS x FROM app_order UNION SELECT xmin::text FROM awa.jobs_hot WHERE kind = 'work'"
+                    "SELECT xmin::text AS x FROM app_order "
+                    "UNION SELECT xmin::text FROM awa.jobs_hot WHERE kind = 'work'"
                 )
             }
         )
@@ -214,7 +215,7 @@ def test_a_mended_spec_settles_its_obligation_once(stage):
     stage.app.task(Work)(handler)
     stage.app.on_completed(Work, name="spec")(spec)
     (work,) = stage.enqueue(Work(text="a"))
-    stage.play(lambda: stage.obligations(), maintenance=False)
+    stage.play(stage.obligations, maintenance=False)
     assert "soon" in stage.obligations()[0].last_error
     broken = False
     stage.play(lambda: not stage.obligations())

@@ -1,6 +1,7 @@
 """Alembic's way in. The connection is brought by `awa_sqla.demo.database.migrate`; there is no alembic.ini."""
 
 from alembic import context
+
 from awa_sqla.alembic import filters
 from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, Base
 

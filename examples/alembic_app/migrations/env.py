@@ -6,10 +6,10 @@ import os
 from logging.config import fileConfig
 from typing import Any
 
+from alembic import context
 from shop.models import Base  # type: ignore[import-not-found, unused-ignore]
 from sqlalchemy import NullPool, create_engine, func, make_url, select
 
-from alembic import context
 from awa_sqla.alembic import include_name  # <- awa_sqla
 
 OPTIONS: dict[str, Any] = {

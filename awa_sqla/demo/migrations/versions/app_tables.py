@@ -1,9 +1,8 @@
 """The application's tables."""
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
-
 from alembic import op
+from sqlalchemy.dialects.postgresql import JSONB
 
 revision = "app_tables"
 down_revision = None

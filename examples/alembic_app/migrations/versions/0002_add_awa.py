@@ -10,7 +10,6 @@ Revises: 0001
 from __future__ import annotations
 
 import sqlalchemy as sa
-
 from alembic import op
 
 revision = "0002"
