@@ -124,7 +124,8 @@ class Heart:
         self._interval = interval.total_seconds()
         self._in_flight = in_flight
         self._lost = lost
-        self._stop = threading.Event()
+        self._stopping = False
+        self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="awa_sqla heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -133,13 +134,19 @@ class Heart:
 
     def stop(self) -> None:
         """Stop, and say a last time that this process is stopping. Blocks for the beat in progress."""
-        self._stop.set()
+        self._stopping = True
+        self._wake.set()
         self._thread.join()
 
+    def soon(self) -> None:
+        """Beat now: cancellations may have gone unheard."""
+        self._wake.set()
+
     def _run(self) -> None:
-        while not self._stop.wait(self._interval):
+        while not self._stopping:
+            self._wake.wait(self._interval)
+            self._wake.clear()
             self._try_to_beat()
-        self._try_to_beat()
 
     def _try_to_beat(self) -> None:
         try:

@@ -123,9 +123,9 @@ class Worker:
             for name, config in self._queues.items()
         }
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
-        heart = Heart(self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost)
-        heart.start()
-        self._stack.push_async_callback(asyncio.to_thread, heart.stop)
+        self._heart = Heart(self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost)
+        self._heart.start()
+        self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
         self._spawn(self._finalizer.serve)
         self._spawn_helpers()
@@ -184,8 +184,9 @@ class Worker:
     # ------------------------------------------------------------ waking
 
     def _heard(self, payload: str | None) -> None:
-        if payload is None:
+        if payload is None:  # connected anew: whatever was sent in between went unheard
             self._wake(frozenset(self._loops))
+            self._heart.soon()
         elif payload in self._payloads:
             self._payloads[payload].wake()
         elif payload.startswith("c:"):

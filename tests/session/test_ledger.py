@@ -24,6 +24,7 @@ from awa_sqla import (
     fail,
     snooze,
 )
+from awa_sqla.session import ledger
 from tests.app import NotifyOps, Order, Signup, Welcome
 from tests.session.steps import HOUR, MINUTE, rolled_back, running
 from tests.worlds import Database, World, in_sync_worlds
@@ -359,6 +360,29 @@ def test_what_a_listener_did_in_a_savepoint_goes_with_the_savepoint(
     welcomes = database.kinds().count("welcome")
     assert (states, welcomes) in ((["running"], 0), (["completed"], 1))
     assert job.state.value == states[0]
+
+
+def test_what_a_savepoint_still_owes_at_its_release_is_its_parents(
+    session: Session, job: Job, database: Database
+) -> None:
+    @once
+    def last_minute(session: Session) -> None:
+        complete(session, job)
+        session.expunge_all()
+
+    event.listen(session, "before_commit", last_minute)
+    session.begin_nested().commit()
+    session.commit()
+    assert database.kinds() == ["signup", "welcome"]
+
+
+def test_what_is_settled_leaves_the_ledger(session: Session, job: Job) -> None:
+    complete(session, job)
+    owed = ledger.current(session)
+    assert owed is not None
+    assert len(owed.staged) == 1
+    session.flush()
+    assert owed.staged == []
 
 
 # ------------------------------------------------------------------------------------------------ failing specs
