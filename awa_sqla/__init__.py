@@ -58,9 +58,12 @@ from awa_sqla.session.events import (
     Rescued,
     RescueReason,
     Retried,
+    Started,
     WaitingForCallback,
 )
 from awa_sqla.session.follow_ups import FollowUps
+from awa_sqla.session.hooks import Hooks
+from awa_sqla.session.tree import lineage
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
 from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, Worker
 
@@ -84,6 +87,7 @@ __all__ = [
     "FollowUpError",
     "FollowUps",
     "FollowUpsNotAttached",
+    "Hooks",
     "InvalidJob",
     "InvalidState",
     "Job",
@@ -103,6 +107,7 @@ __all__ = [
     "SchemaVersionError",
     "Snooze",
     "StaleJobError",
+    "Started",
     "TerminalError",
     "UnknownKind",
     "UnmanagedWriteError",
@@ -115,6 +120,7 @@ __all__ = [
     "complete_many",
     "enqueue",
     "fail",
+    "lineage",
     "retry_after",
     "set_progress",
     "snooze",

@@ -31,6 +31,7 @@ from sqlalchemy.orm import sessionmaker
 from awa_sqla.args import A
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.session.follow_ups import FollowUps
+from awa_sqla.session.hooks import Hooks
 from awa_sqla.worker.config import QueueConfig, WorkerOptions, checked_queues
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.engines import Given
@@ -76,6 +77,7 @@ class Awa:
         self.database_url = database_url
         self.tasks = Tasks()
         self.follow_ups = FollowUps()
+        self.hooks = Hooks()
         registry = self.follow_ups
         self.on_completed = registry.on_completed
         self.on_retried = registry.on_retried
@@ -107,12 +109,14 @@ class Awa:
         return register
 
     def attach(self, target: object, /) -> None:
-        """Make this app's follow-ups hold in the sessions of `target`; see `FollowUps.attach`."""
+        """Make this app's follow-ups and hooks hold in the sessions of `target`; see `FollowUps.attach`."""
         self.follow_ups.attach(target)
+        self.hooks.attach(target)
 
     def detach(self, target: object, /) -> None:
         """Undo `attach(target)`."""
         self.follow_ups.detach(target)
+        self.hooks.detach(target)
 
     def worker(self, engine_or_url: Given | None = None, /, **options: Unpack[Options]) -> Worker:
         """A worker for `async with`: it runs jobs inside the block and stops gracefully at its end.

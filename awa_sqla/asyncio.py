@@ -18,8 +18,8 @@ from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
-from awa_sqla.models.job import Attempt, DeadLetter, Job, ScheduledJob
-from awa_sqla.session import batch, verbs
+from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
+from awa_sqla.session import batch, tree, verbs
 from awa_sqla.session import cancel as cancelling
 from awa_sqla.session.batch import CompletedBatch, Completion
 from awa_sqla.session.enqueue import enqueue
@@ -32,6 +32,7 @@ __all__ = [
     "complete_many",
     "enqueue",
     "fail",
+    "lineage",
     "retry_after",
     "set_progress",
     "snooze",
@@ -92,3 +93,8 @@ async def set_progress(
 async def complete_many(session: AnyAsyncSession, items: Iterable[Job | Attempt | Completion], /) -> CompletedBatch:
     """See `awa_sqla.complete_many`."""
     return await async_session(session, "complete_many").run_sync(batch.complete_many, items)
+
+
+async def lineage(session: AnyAsyncSession, job_or_id: cancelling.Cancellable, /) -> list[JobRecord]:
+    """See `awa_sqla.lineage`."""
+    return await async_session(session, "lineage").run_sync(tree.lineage, job_or_id)

@@ -15,12 +15,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-sys.path[0] = str(Path(__file__).resolve().parents[1])  # the checkout, not this folder
+if not __package__:  # run as a script: the checkout is what must be importable, not this folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from benchmarks.environments import PEERS, prepare, server  # noqa: E402
-from benchmarks.harness import Figures, Harness  # noqa: E402
-from benchmarks.measures import MEASURES, NotOfferedError  # noqa: E402
-from benchmarks.report import OURS, markdown  # noqa: E402
+from benchmarks.environments import PEERS, prepare, server
+from benchmarks.harness import Figures, Harness
+from benchmarks.measures import MEASURES, NotOfferedError
+from benchmarks.report import OURS, markdown
 
 QUICK_ROUNDS, QUICK_JOBS = 1, 300
 

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from awa_sqla.errors import ConfigurationError
-from awa_sqla.session import listeners, marks
-from awa_sqla.session.marks import Mark, Registry
+from awa_sqla.session import listeners
+from awa_sqla.session.marks import Mark, Marks, R
 
 _ACCEPTED = (
     "a sessionmaker, a Session subclass, a Session, a scoped_session, an async_sessionmaker, an AsyncSession or an "
@@ -23,7 +23,7 @@ _ACCEPTED = (
 )
 
 
-def attach(registry: Registry, target: object) -> None:
+def attach(marks: Marks[R], registry: R, target: object) -> None:
     """Mark the sessions of `target` as belonging to `registry`."""
     place = _place(target, make=True)
     if place is None:  # pragma: no cover - make=True always finds one
@@ -31,14 +31,14 @@ def attach(registry: Registry, target: object) -> None:
     known = marks.get(place)
     if known is not None and known is not registry:
         raise ConfigurationError(
-            f"{target!r} has another FollowUps attached already: join the two with follow_ups.include(other), or "
+            f"{target!r} has another {marks.noun} attached already: join the two with include(other), or "
             "detach the other first"
         )
     listeners.install(place)
     marks.put(place, registry)
 
 
-def detach(registry: Registry, target: object) -> None:
+def detach(marks: Marks[R], registry: R, target: object) -> None:
     """Take the mark away again; our listeners stay, their belts hold in any case."""
     place = _place(target, make=False)
     if place is not None and marks.get(place) is registry:

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 from awa_sqla.errors import InvalidJob
 from awa_sqla.models.base import Outcome
 from awa_sqla.models.job import Attempt, Job
-from awa_sqla.session import catalogue, ledger, marks, statements
+from awa_sqla.session import catalogue, happenings, ledger, marks, statements
+from awa_sqla.session.events import EVENTS
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
 from awa_sqla.session.rows import expire_record
@@ -79,11 +80,11 @@ def _stage(session: Session, kinds: dict[int, str], by_id: dict[int, Completion]
 
 
 def needs_row(session: Session, kind: str, outcome: Outcome) -> bool:
-    """Whether a follow-up, here or elsewhere, wants to see the row after this transition."""
+    """Whether a hook, or a follow-up here or elsewhere, wants to see the row after this transition."""
     registry = marks.registry_of(session)
     if registry is not None and registry.specs_of(kind, outcome):
         return True
-    return bool(catalogue.names(session, kind, outcome))
+    return happenings.wanted(session, EVENTS[outcome], kind) or bool(catalogue.names(session, kind, outcome))
 
 
 def _completion(item: object) -> Completion:

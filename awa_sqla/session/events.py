@@ -7,7 +7,7 @@ One class for each outcome. `event.job` is a frozen snapshot of the row after th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
@@ -58,6 +58,10 @@ class Event(Generic[A_co]):
         return f"<{type(self).__name__} {self.job.kind} {self.job.id}>"
 
 
+class Started(Event[A_co]):
+    """An attempt was claimed. For hooks only: it is no outcome, and nothing can follow on it."""
+
+
 class Completed(Event[A_co]):
     """The job is completed; `result` is what the handler returned or a callback delivered."""
 
@@ -66,6 +70,12 @@ class Completed(Event[A_co]):
     def __init__(self, args: A_co | Callable[[], A_co], job: JobSnapshot, result: Any = None) -> None:
         super().__init__(args, job)
         self.result = result
+
+    @property
+    def duration(self) -> timedelta:
+        """From the claim to the completion, by the database's clock."""
+        claimed, ended = self.job.attempted_at, self.job.finalized_at
+        return timedelta(0) if claimed is None or ended is None else ended - claimed
 
 
 class Retried(Event[A_co]):

@@ -26,7 +26,7 @@ from awa_sqla.args import A, JobArgs, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind
 from awa_sqla.models.base import Outcome
 from awa_sqla.requests import EnqueueRequest
-from awa_sqla.session import attachment
+from awa_sqla.session import attachment, marks
 from awa_sqla.session.events import (
     Cancelled,
     Completed,
@@ -144,20 +144,20 @@ class FollowUps:
         Raises `ConfigurationError` for `Session` and `AsyncSession` themselves (that would be every session of
         the process), for a target that has another registry (use `include()`), and for anything else.
         """
-        attachment.attach(self, target)
+        attachment.attach(marks.FOLLOW_UPS, self, target)
 
     def detach(self, target: object, /) -> None:
         """Undo `attach(target)`; nothing to do when it was not attached."""
-        attachment.detach(self, target)
+        attachment.detach(marks.FOLLOW_UPS, self, target)
 
     @contextmanager
     def attached(self, target: object, /) -> Generator[FollowUps, None, None]:
         """Attach to `target` inside a `with` block."""
-        attachment.attach(self, target)
+        attachment.attach(marks.FOLLOW_UPS, self, target)
         try:
             yield self
         finally:
-            attachment.detach(self, target)
+            attachment.detach(marks.FOLLOW_UPS, self, target)
 
 
 def _full_name(cls: type) -> str:

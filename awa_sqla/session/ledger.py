@@ -18,6 +18,8 @@ from sqlalchemy.orm.attributes import flag_dirty
 from awa_sqla.models.base import Outcome
 from awa_sqla.models.job import DeadLetter, Job, ScheduledJob
 from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.session.events import EVENTS, Started
+from awa_sqla.session.happenings import Happening, note, wanted
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +94,17 @@ def stage(session: Session, entry: Staged) -> None:
     ledger = _ledgers.setdefault(transaction, Ledger())
     entry.defer = entry.defer or deferring(session)
     ledger.staged.append(entry)
+    if entry.outcome is not None:
+        note(transaction, Happening(EVENTS[entry.outcome], entry.snapshot, entry.context))
     mark_dirty(session, entry.row)
     session.add_all(entry.rows)
+
+
+def note_started(session: Session, job: Job) -> None:
+    """A claim is no outcome, but hooks may want to know."""
+    transaction = boundary(session)
+    if transaction is not None and wanted(session, Started, job.kind):
+        note(transaction, Happening(Started, JobSnapshot.of(job), {}))
 
 
 def flushing(session: Session) -> bool:

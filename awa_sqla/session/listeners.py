@@ -20,7 +20,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError
-from awa_sqla.session import drain, guards, ledger, rows, target
+from awa_sqla.session import drain, guards, happenings, ledger, rows, target
 
 _installed: WeakSet[type[Session] | Session] = WeakSet()
 
@@ -85,6 +85,7 @@ def _after_flush(session: Session, flush_context: object) -> None:  # noqa: ARG0
 
 def _after_commit(session: Session) -> None:
     ledger.hand_over(session)
+    happenings.committed(session)
 
 
 def pending(session: Session) -> bool:

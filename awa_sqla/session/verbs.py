@@ -60,6 +60,7 @@ def claim(
     for job in claimed:
         job.held_attempt = Attempt(job.id, job.run_lease)
         ledger.mark_dirty(target, job)
+        ledger.note_started(target, job)
         expire_record(target, job.id)
     return claimed
 

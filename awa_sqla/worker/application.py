@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 from awa_sqla.session.follow_ups import FollowUps
+from awa_sqla.session.hooks import Hooks
 from awa_sqla.worker.config import QueueConfig
 from awa_sqla.worker.tasks import Tasks
 
@@ -16,6 +17,7 @@ class Application(Protocol):
     queues: dict[str, QueueConfig]
     tasks: Tasks
     follow_ups: FollowUps
+    hooks: Hooks
     lifespan: Any
 
     @property

@@ -27,6 +27,8 @@ from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session import catalogue, verbs
+from awa_sqla.session.events import Started
+from awa_sqla.session.happenings import Happening
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
@@ -123,7 +125,9 @@ class Worker:
             for name, config in self._queues.items()
         }
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
-        self._heart = Heart(self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost)
+        self._heart = Heart(
+            self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost
+        )
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
@@ -217,6 +221,8 @@ class Worker:
         left = claimed.seconds_left
         if left is not None:
             run.alarm = self._loop.call_later(left, run.stop, running.OVERDUE)
+        if run.task is not None and self._app.hooks.wants(Started, claimed.kind):
+            self._app.hooks.tell([Happening(Started, claimed.snapshot, {})])
         run.asyncio_task = self._loop.create_task(self._perform(run))
 
     async def _perform(self, run: Run) -> None:

@@ -15,6 +15,7 @@ from benchmarks.adapters.common import Adapter, Handler, Payload, Send, SendMany
 CONCURRENCY = setting("BENCH_CONCURRENCY", 1000)
 BATCH = setting("BENCH_BATCH", 500)
 DRIVER = os.environ.get("BENCH_DRIVER", "psycopg")
+UVLOOP = os.environ.get("BENCH_UVLOOP", "0") == "1"
 
 
 class SendEmail(JobArgs):
@@ -28,10 +29,10 @@ class AwaSQLA(Adapter):
     """One worker; result rows stay."""
 
     distributions = ("awa-sqla", "sqlalchemy", "psycopg", "pydantic")
-    preload = ("awa_sqla", "psycopg", "uvloop")
+    preload = ("awa_sqla", DRIVER, *(("uvloop",) if UVLOOP else ()))
     remaining = "SELECT count(*) FROM awa.jobs_hot WHERE state IN ('available', 'running')"
     kept = "SELECT count(*) FROM awa.jobs_hot WHERE state = 'completed'"
-    uvloop = os.environ.get("BENCH_UVLOOP", "1") == "1"
+    uvloop = UVLOOP
 
     def setup(self, dsn: str) -> None:
         own = engine(dsn)

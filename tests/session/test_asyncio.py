@@ -22,6 +22,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "complete": ((Attempt(1, 1),), {}),
     "complete_many": (([],), {}),
     "fail": ((Attempt(1, 1), "no"), {}),
+    "lineage": ((1,), {}),
     "retry_after": ((Attempt(1, 1), MINUTE), {}),
     "set_progress": ((Attempt(1, 1), 5), {}),
     "snooze": ((Attempt(1, 1), MINUTE), {}),

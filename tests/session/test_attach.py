@@ -189,6 +189,16 @@ def test_the_registry_of_one_session_comes_before_that_of_its_class(
     assert database.kinds() == ["signup", "welcome"]
 
 
+def test_an_empty_registry_on_one_session_silences_that_of_its_class(
+    world: World, registry: FollowUps, database: Database
+) -> None:
+    session = world.from_maker(world.maker(registry))
+    world.registry().attach(session)
+    complete(session, running(session))
+    session.commit()
+    assert database.kinds() == ["signup"]
+
+
 def test_sessions_of_another_maker_are_not_reached(
     world: World, registry: FollowUps, session: Session, database: Database
 ) -> None:
