@@ -29,6 +29,7 @@ from awa_sqla.demo.records import Records
 from awa_sqla.demo.seed import listings
 from awa_sqla.schema import LATEST, installed_version
 from tests.databases import DBNAME, Server, libpq_url
+from tests.processes import hear_interrupts
 
 PATIENCE = 30.0
 
@@ -314,7 +315,9 @@ def test_more_workers_than_the_server_has_room_for_are_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_outlives_it(empty_db_url: URL, tree: Path, number: int, status: int) -> None:
-    process = subprocess.Popen(command_line(empty_db_url, str(tree)), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command_line(empty_db_url, str(tree)), stderr=subprocess.DEVNULL, preexec_fn=hear_interrupts
+    )
     try:
         children = workers_of(empty_db_url)
         process.send_signal(number)

@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from tests.processes import hear_interrupts
+
 DEV = Path(__file__).resolve().parents[2] / "dev.py"
 
 
@@ -147,7 +149,9 @@ def test_ctrl_c_lets_the_program_clear_up_and_ends_with_130(tmp_path: Path) -> N
     call = "import dev, sys; sys.exit(dev.run(sys.executable, '-c', sys.argv[1]))"
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-c", call, slow]
-    with subprocess.Popen(command, cwd=DEV.parent, start_new_session=True, env=environment) as process:
+    with subprocess.Popen(
+        command, cwd=DEV.parent, start_new_session=True, env=environment, preexec_fn=hear_interrupts
+    ) as process:
         deadline = time.monotonic() + 10
         while not (tmp_path / "up").exists() and time.monotonic() < deadline:
             time.sleep(0.01)

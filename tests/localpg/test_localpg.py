@@ -20,6 +20,7 @@ from sqlalchemy import create_engine, text
 
 from awa_sqla.localpg import LocalPostgres, PostgresUnavailable, binaries, find_binaries, server
 from awa_sqla.localpg.binaries import OsUser
+from tests.processes import hear_interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,7 +85,14 @@ def only_place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def python(program: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", program]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        preexec_fn=hear_interrupts,
+    )
 
 
 def fake_program(path: Path, script: str) -> None:

@@ -139,7 +139,7 @@ def test_a_silent_workers_attempt_is_retried_after_its_backoff(maker):
         assert rescue(session, stale_after=STALE) == [attempt]
     job = record(maker, attempt.id)
     assert (job.state, job.attempt, job.progress["percent"]) == ("retryable", 1, 40)
-    assert job.run_at - job.finalized_at == timedelta(minutes=1)
+    assert abs(job.run_at - job.finalized_at - timedelta(minutes=1)) < timedelta(milliseconds=50)  # two readings
     assert job.errors[0]["error"] == "heartbeat stale: worker presumed dead"
     assert job.heartbeat_at is job.deadline_at is None
 

@@ -308,6 +308,18 @@ def test_an_apps_before_flush_sees_the_follow_up(session: Session, job: Job) -> 
     assert seen == ["welcome"]
 
 
+def test_it_sees_it_even_when_it_was_there_first(world: World, calls: list[Any]) -> None:
+    session = world.bare_session()
+    seen: list[str] = []
+    event.listen(session, "before_flush", lambda s, *_: seen.extend(row.kind for row in s.new))
+    world.follow_ups.attach(session)
+    job = running(session)
+    seen.clear()
+    complete(session, job)
+    session.flush()
+    assert seen == ["welcome"]
+
+
 def once(act: Any) -> Any:
     """A listener that acts the first time only."""
     done: list[bool] = []
@@ -344,6 +356,17 @@ def test_a_move_made_in_an_apps_own_listener_brings_its_row(
     session.add(Order(note="x"))
     session.commit()
     assert sorted(database.kinds()) == ["notify_ops", "signup"]
+
+
+def test_a_listener_may_use_a_verb_over_pending_jobs_without_autoflush(
+    world: World, calls: list[Any], database: Database
+) -> None:
+    session = world.session(autoflush=False)
+    job = running(session)
+    event.listen(session, "before_flush", once(lambda s: complete(s, job)))
+    enqueue(session, NotifyOps(job_id=1))
+    session.commit()
+    assert sorted(database.kinds()) == ["notify_ops", "signup", "welcome"]
 
 
 @pytest.mark.parametrize("name", ["before_flush", "after_flush", "before_commit"])
