@@ -23,13 +23,14 @@ from benchmarks.harness import Figures, Harness
 from benchmarks.measures import MEASURES, NotOfferedError
 from benchmarks.report import OURS, markdown
 
+ROUNDS = 5
 QUICK_ROUNDS, QUICK_JOBS = 1, 300
 
 
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     """The command line; `--quick` only fills in what was not given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=_positive, help="how often every peer is measured (3)")
+    parser.add_argument("--rounds", type=_positive, help="how often every peer is measured (5)")
     parser.add_argument("--measures", type=_listed(MEASURES), default=list(MEASURES), help="such as a,d (all)")
     parser.add_argument("--peers", type=_listed(PEERS), default=list(PEERS), help="such as sqlalchemy,awa_sqla (all)")
     parser.add_argument("--jobs", type=_positive, help="at most so many jobs for each measurement")
@@ -37,7 +38,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--markdown", type=Path, help="write the tables here too")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} round of {QUICK_JOBS} jobs: does it run?")
     given = parser.parse_args(arguments)
-    given.rounds = given.rounds or (QUICK_ROUNDS if given.quick else 3)
+    given.rounds = given.rounds or (QUICK_ROUNDS if given.quick else ROUNDS)
     given.jobs = given.jobs or (QUICK_JOBS if given.quick else None)
     return given
 

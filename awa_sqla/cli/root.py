@@ -5,16 +5,22 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from awa_sqla.cli.finding import Settings
 
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
 EXIT_PRECONDITION = 4
+EXIT_NOTHING = 5
 EXIT_UNREACHABLE = 6
 
 
@@ -168,6 +174,68 @@ def demo(settings: Settings, directory: Path | None, *, kill: bool, as_json: boo
             )
         )
     )
+
+
+@cli.group()
+def specs() -> None:
+    """The catalogue of follow-up specs that some process can dispatch."""
+
+
+@specs.command("list")
+@_after_verb
+@click.pass_obj
+def specs_list(settings: Settings, /) -> None:
+    """Print each spec: kind, outcome, name, and when a process that has it was last seen (UTC)."""
+    from sqlalchemy import select
+
+    from awa_sqla.models import FollowUpSpec
+
+    with _session(settings) as session:
+        for spec in session.scalars(
+            select(FollowUpSpec).order_by(FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name)
+        ):
+            seen = spec.last_seen.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            click.echo("\t".join((spec.kind, spec.outcome, _shown(spec.name), seen)))
+
+
+@specs.command("forget")
+@_after_verb
+@click.argument("name")
+@click.pass_obj
+def specs_forget(settings: Settings, /, name: str) -> None:
+    """Forget the spec NAME: a renamed or removed spec to which nothing more shall be owed.
+
+    Exit status 5 when the catalogue does not have it.
+    """
+    from awa_sqla.session.catalogue import forget
+
+    with _session(settings) as session:
+        gone = forget(session, name)
+    if not gone:
+        _leave(f"no spec is named {_shown(name)!r}; see `awa-sqla specs list`", EXIT_NOTHING)
+    click.echo(f"forgotten: {_shown(name)}")
+
+
+@contextmanager
+def _session(settings: Settings) -> Generator[Session, None, None]:
+    """A transaction on the database that was asked for; leaves with a status when it cannot be had."""
+    from sqlalchemy import NullPool, create_engine
+    from sqlalchemy.exc import DBAPIError
+    from sqlalchemy.orm import Session
+
+    from awa_sqla.worker.engines import source
+
+    url, _ = source(settings.database())
+    try:
+        with Session(create_engine(url, poolclass=NullPool)) as session, session.begin():
+            yield session
+    except DBAPIError as exc:
+        _leave(f"the database refused: {exc.orig}", EXIT_UNREACHABLE)
+
+
+def _shown(text: str) -> str:
+    """Text from the database, harmless on a terminal."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _leave(message: str, status: int) -> NoReturn:

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -58,6 +58,17 @@ def _read(session: Session) -> Names:
     with _lock:
         _cache.setdefault(engine, {})[schema] = (time.monotonic() + FRESH.total_seconds(), result)
     return result
+
+
+def forget(session: Session, name: str) -> int:
+    """Take a spec out of the catalogue: nothing more is owed to it. Returns how many rows it had.
+
+    For a spec that was renamed or removed. A process that still has it writes it again with its next heartbeat; other
+    processes notice within 10 s. What is owed already stays owed.
+    """
+    gone = session.execute(delete(FollowUpSpec).where(FollowUpSpec.name == name).returning(FollowUpSpec.kind)).all()
+    forget_cache()
+    return len(gone)
 
 
 def forget_cache() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, func, select, true
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from awa_sqla.errors import ConfigurationError, UnsupportedSession
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.models.job import Job
+from awa_sqla.models.wakeups import SWITCH
 
 SyncSession = Session | scoped_session[Any]
 AnyAsyncSession = AsyncSession | async_scoped_session[Any]
@@ -85,7 +87,48 @@ def require_transaction(session: Session) -> None:
             f"this session sends the job tables to {bind!r} and its other rows to {session.bind!r}: two "
             "transactions, so nothing would commit together. Keep the jobs in the database of the rows they belong to"
         )
-    refuse_autocommit(session.connection(bind_arguments={"mapper": Job}))
+    connection = session.connection(bind_arguments={"mapper": Job})
+    refuse_autocommit(connection)
+    _refuse_foreign_savepoint(session, connection)
+    if session.twophase:
+        _silence(session)
+
+
+def _refuse_foreign_savepoint(session: Session, connection: Connection) -> None:
+    """Refuse a savepoint that was opened on the connection behind the session's back.
+
+    Rolling it back would take rows away that the session believes flushed: a transition without its follow-up, or a
+    follow-up without its transition.
+    """
+    boundary = session.get_nested_transaction() or session.get_transaction()
+    known: dict[Any, Any] = getattr(boundary, "_connections", {})
+    if connection in known:
+        innermost = connection.get_nested_transaction() or connection.get_transaction()
+        if innermost is not known[connection][1]:
+            raise ConfigurationError(
+                "a savepoint was opened on this session's connection behind its back (connection.begin_nested()): "
+                "rolling it back would part transitions from their follow-ups. Use session.begin_nested()"
+            )
+
+
+def _silence(session: Session) -> None:
+    """PostgreSQL refuses PREPARE TRANSACTION after a NOTIFY, so two-phase sessions send no wake-ups.
+
+    Said once for each transaction: a savepoint inherits it, and its rollback takes back only what it said itself.
+    """
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    while transaction is not None:
+        if transaction in _silent:
+            return
+        transaction = transaction.parent
+    boundary = session.get_nested_transaction() or session.get_transaction()
+    session.connection(bind_arguments={"mapper": Job}).execute(_SILENCE)
+    if boundary is not None:
+        _silent.add(boundary)
+
+
+_silent: WeakSet[SessionTransaction] = WeakSet()
+_SILENCE = select(func.set_config(SWITCH, "off", true()))
 
 
 def refuse_autocommit(connection: Connection) -> None:

@@ -130,7 +130,7 @@ def test_the_report_says_when_and_where_and_what_failed():
 
 def test_all_measures_and_peers_are_the_default():
     given = parsed([])
-    assert (given.rounds, given.jobs) == (3, None)
+    assert (given.rounds, given.jobs) == (5, None)
     assert (given.measures, given.peers) == (list(MEASURES), list(PEERS))
 
 

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from sqlalchemy import create_engine
+from sqlalchemy.orm import Session
 
 from awa_sqla.cli import cli
 from awa_sqla.cli.finding import Settings
 from awa_sqla.cli.root import Duration
+from awa_sqla.models import FollowUpSpec
 from awa_sqla.schema import LATEST, installed_version
 
 APP = """
@@ -182,3 +184,18 @@ def test_help_needs_neither_rich_nor_a_worker():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "False"
+
+
+def test_a_forgotten_spec_is_owed_nothing_more(db_url_str, engine):
+    with Session(engine) as session, session.begin():
+        for name in ("app:old", "app:new\x1b[2J"):
+            session.add(FollowUpSpec(kind="work", outcome="completed", name=name))
+    run = CliRunner().invoke
+    listed = run(cli, ["specs", "list", "-d", db_url_str]).output
+    assert [line.split("\t")[:3] for line in listed.splitlines()] == [
+        ["work", "completed", "app:new\\x1b[2J"],
+        ["work", "completed", "app:old"],
+    ]
+    assert run(cli, ["specs", "forget", "app:old", "-d", db_url_str]).output == "forgotten: app:old\n"
+    missing = run(cli, ["specs", "forget", "app:old", "-d", db_url_str])
+    assert (missing.exit_code, "specs list" in missing.stderr) == (5, True)

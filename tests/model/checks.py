@@ -1,0 +1,91 @@
+"""What is committed, compared with the reference."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+from tests.model.application import Cause, Key, cause_of, key_of
+from tests.model.reference import Reference, Row
+from tests.worlds import Database
+
+_JOBS = """
+SELECT jobs.*, jobs.run_at <= clock_timestamp() AS due, dlq_reason, original_run_lease
+FROM jobs LEFT JOIN dlq_entries USING (id)
+"""
+_OWED = """
+SELECT id, job_id, outcome, spec, attempts, last_error, (snapshot ->> 'run_lease')::bigint AS lease
+FROM follow_up_obligations
+"""
+
+
+def compare(reference: Reference, database: Database, told: list[Any]) -> None:
+    """Everything that must hold after a commit. Learns the ids of new jobs. Raises AssertionError."""
+    found: dict[Key, Any] = {}
+    for row in database.rows(_JOBS):
+        key = key_of(row.kind, row.args)
+        assert key not in found, f"{key} is stored twice: {found[key].stored_in} and {row.stored_in}"
+        found[key] = row
+    assert len({row.id for row in found.values()}) == len(found), "two jobs have one id"
+    _same("jobs", set(found), set(reference.committed))
+    for key, row in found.items():
+        expected = reference.committed[key]
+        _compare_row(row, expected)
+        if expected.id is None:
+            reference.committed[key] = replace(expected, id=row.id)
+    leases = [row.run_lease for row in found.values() if row.run_lease]
+    assert len(set(leases)) == len(leases), "two jobs have one lease"
+    _compare_follow_ups(reference, database, Counter(filter(None, map(cause_of, found))))
+    assert told == reference.told, f"hooks were told {told}, and should have been {reference.told}"
+
+
+def _compare_row(row: Any, expected: Row) -> None:
+    ended = row.state in ("completed", "failed", "cancelled", "retryable")
+    actual = {
+        "id": row.id if expected.id is not None else None,
+        "state": row.state,
+        "store": row.stored_in,
+        "queue": row.queue,
+        "priority": row.priority,
+        "attempt": row.attempt,
+        "max_attempts": row.max_attempts,
+        "snoozes": row.snoozes,
+        "lease": row.run_lease,
+        "errors": tuple(entry["error"] for entry in row.errors),
+        "progress": row.progress,
+        "result": row.result,
+        "due": row.due if row.stored_in == "scheduled" else expected.due,
+        "parent": row.parent_id,
+        "root": row.root_id,
+        "parent_outcome": row.parent_outcome,
+    }
+    wanted = {name: getattr(expected, name) for name in actual}
+    wrong = {name: (value, wanted[name]) for name, value in actual.items() if value != wanted[name]}
+    assert not wrong, f"{expected.key} (job {row.id}): {{column: (found, expected)}} is {wrong}"
+    assert all({"error", "type", "attempt", "at"} <= set(entry) for entry in row.errors), row.errors
+    assert (row.heartbeat_at is not None) == (row.state == "running"), f"the heartbeat of {row}"
+    assert (row.finalized_at is not None) == ended, f"finalized_at of {row}"
+    assert row.deadline_at is row.callback_id is None
+    if row.stored_in == "dead":
+        assert row.original_run_lease == row.run_lease
+        assert row.dlq_reason in ("terminal_error", "max_attempts_exhausted", "heartbeat_stale")
+
+
+def _compare_follow_ups(reference: Reference, database: Database, made: Counter[Cause]) -> None:
+    """Follow-ups and obligations are the committed outcomes times their specs, once each."""
+    obligations = database.rows(_OWED)
+    owed = Counter((row.job_id, row.outcome, row.lease, row.spec) for row in obligations)
+    due = {happened.cause(spec): spec.parts for happened in reference.outcomes for spec in happened.specs}
+    assert len(due) == sum(len(happened.specs) for happened in reference.outcomes), "an outcome happened twice"
+    _same("causes", set(made) | set(owed), set(due))
+    for cause, parts in due.items():
+        assert (made[cause], owed[cause]) in ((parts, 0), (0, 1)), f"{cause}: made {made[cause]}, owed {owed[cause]}"
+    _same("obligations", set(owed), set(reference.owed))
+    for row in obligations:
+        expected = reference.owed[row.job_id, row.outcome, row.lease, row.spec]
+        assert (row.attempts, row.last_error is not None) == (expected.tries, bool(expected.tries)), row
+
+
+def _same(what: str, found: set[Any], expected: set[Any]) -> None:
+    assert found == expected, f"{what}: too many {found - expected}, missing {expected - found}"

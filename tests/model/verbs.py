@@ -1,0 +1,267 @@
+"""Rules: the verbs that enqueue, claim and end attempts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from sqlalchemy import inspect
+
+from awa_sqla import (
+    Attempt,
+    Completion,
+    InvalidJob,
+    JobNotFound,
+    Outcome,
+    cancel,
+    claim,
+    complete,
+    complete_many,
+    enqueue,
+    fail,
+    retry_after,
+    set_progress,
+    snooze,
+)
+from awa_sqla.session.verbs import cancel_attempt, put_back
+from tests.model.application import HOUR, PLAIN, QUEUES, TASK, Plain, Task, key_of
+from tests.model.machine import Handle, Machine, Sitting, picks, sessions, step
+from tests.model.reference import Row
+
+TERMINAL = ("completed", "failed", "cancelled")
+lives = st.sampled_from([True, True, True, False])
+results = st.sampled_from([None, {"n": 1}, [1, "two"], "text", 0])
+delays = st.sampled_from([HOUR, timedelta(0)])
+some_queues = st.lists(st.sampled_from(QUEUES), min_size=1, max_size=4)
+given_attempts = precondition(lambda self: bool(self.handles))
+
+
+def _when() -> dict[str, dict[str, Any]]:
+    now = datetime.now(UTC)
+    return {
+        "now": {},
+        "delay": {"delay": HOUR},
+        "past": {"run_at": now - HOUR},
+        "future": {"run_at": now + HOUR},
+    }
+
+
+class Verbs(Machine):
+    """Everything that an application does to its jobs."""
+
+    @rule(
+        s=sessions,
+        plain=st.sampled_from([False, False, True]),
+        when=st.sampled_from(["now", "now", "now", "past", "delay", "future"]),
+        queue=st.sampled_from(QUEUES[:3]),
+        priority=st.integers(1, 4),
+        most=st.integers(1, 3),
+        poison=st.sampled_from([False, False, False, True]),
+    )
+    @step
+    def enqueue(
+        self, s: int, plain: bool, when: str, queue: str, priority: int, most: int, poison: bool
+    ) -> None:
+        sitting, n = self.sittings[s], next(self.numbers)
+        args = Plain(n=str(n)) if plain else Task(n=n, poison=poison)
+        options = {"queue": queue, "priority": priority, "max_attempts": most}
+        job = enqueue(sitting.session, args, **options, **_when()[when])  # type: ignore[call-overload]
+        key = key_of(PLAIN if plain else TASK, args.model_dump())
+        later = {"state": "scheduled", "store": "scheduled", "due": when == "past"} if when != "now" else {}
+        sitting.transaction.put(Row(key, queue, priority, most, poison and not plain, **later))  # type: ignore[arg-type]
+        sitting.hold(key, job)
+
+    @rule(s=sessions, queues=some_queues, limit=st.integers(1, 4))
+    @step
+    def claim(self, s: int, queues: list[str], limit: int) -> object:
+        sitting = self.sittings[s]
+        mine = sitting.transaction
+        free = [r for r in mine.rows() if r.state == "available" and not self.reference.elsewhere(mine, r.key)]
+        asked = queues[0] if len(queues) == 1 else queues
+        jobs = self.attempted(sitting, claim, sitting.session, asked, limit=limit, worker_id=f"session {s}")
+        left = limit
+        for queue in dict.fromkeys(queues):
+            got = [key_of(job.kind, job.args) for job in jobs if job.queue == queue]
+            may = {row.key: row for row in free if row.queue == queue}
+            must = [row for row in may.values() if row.certain]
+            assert set(got) <= set(may), f"{set(got) - set(may)} could not be claimed"
+            assert min(left, len(must)) <= len(got) <= left, f"claimed {got} of {must}, {left} wanted"
+            passed = [row.priority for row in must if row.key not in got]
+            assert not got or not passed or max(may[key].priority for key in got) <= min(passed)
+            left -= len(got)
+        assert left == limit - len(jobs)
+        for job in sorted(jobs, key=lambda job: job.run_lease):
+            self.reference.issued(job.run_lease)
+        for job in jobs:
+            row = mine.view(key_of(job.kind, job.args))
+            assert row is not None
+            mine.started(row.claimed(job.id, job.run_lease))
+            assert Attempt.of(job) == (job.id, job.run_lease)
+            assert (job.attempt, job.state) == (row.attempt + 1, "running")
+            self.remember(Handle(row.key, Attempt.of(job), job))
+            sitting.hold(row.key, job)
+        self.counts["jobs claimed"] += len(jobs)
+        return bool(jobs)
+
+    def _end(self, s: int, pick: int, live: bool, by_object: bool) -> tuple[Sitting, Handle, Any] | None:
+        sitting = self.sittings[s]
+        handle = self.handle(sitting, pick, live=live)
+        if handle is None:
+            return None
+        return sitting, handle, handle.job if by_object and handle.job is not None else handle.attempt
+
+    @given_attempts
+    @rule(s=sessions, pick=picks, live=lives, by_object=st.booleans(), result=results)
+    @step
+    def complete(self, s: int, pick: int, live: bool, by_object: bool, result: Any) -> object:
+        if (found := self._end(s, pick, live, by_object)) is None:
+            return False
+        sitting, handle, job = found
+        if (done := self.transition(sitting, handle, complete, job, result=result)) is None:
+            return "complete"
+        before, made = done
+        sitting.transaction.stage(before.completed(result), Outcome.COMPLETED)
+        assert (made.state, made.result, made in sitting.session) == ("completed", result, True)
+        return True
+
+    @given_attempts
+    @rule(
+        s=sessions,
+        pick=picks,
+        live=lives,
+        by_object=st.booleans(),
+        terminal=st.sampled_from([False, False, True]),
+        error=st.sampled_from(["no", ValueError("bad")]),
+    )
+    @step
+    def fail(self, s: int, pick: int, live: bool, by_object: bool, terminal: bool, error: Any) -> object:
+        if (found := self._end(s, pick, live, by_object)) is None:
+            return False
+        sitting, handle, job = found
+        done = self.transition(sitting, handle, fail, job, error, terminal=terminal)
+        self._failed(sitting, done, lambda row: row.failed(str(error), terminal=terminal))
+        return True
+
+    @given_attempts
+    @rule(s=sessions, pick=picks, live=lives, by_object=st.booleans(), delay=delays)
+    @step
+    def retry_after(self, s: int, pick: int, live: bool, by_object: bool, delay: timedelta) -> object:
+        if (found := self._end(s, pick, live, by_object)) is None:
+            return False
+        sitting, handle, job = found
+        done = self.transition(sitting, handle, retry_after, job, delay, error="later")
+        self._failed(sitting, done, lambda row: row.failed("later", due=not delay))
+        return True
+
+    def _failed(self, sitting: Sitting, done: Any, change: Any) -> None:
+        if done is not None:
+            before, made = done
+            after = change(before)
+            outcome = Outcome.RETRIED if after.state == "retryable" else Outcome.EXHAUSTED
+            sitting.transaction.stage(after, outcome)
+            assert (made.id, made.state, made.attempt) == (after.id, after.state, after.attempt)
+            sitting.hold(after.key, made)
+
+    @given_attempts
+    @rule(s=sessions, pick=picks, live=lives, by_object=st.booleans(), delay=delays, counts=st.booleans())
+    @step
+    def snooze(self, s: int, pick: int, live: bool, by_object: bool, delay: timedelta, counts: bool) -> object:
+        if (found := self._end(s, pick, live, by_object)) is None:
+            return False
+        sitting, handle, job = found
+        if (done := self.transition(sitting, handle, snooze if counts else put_back, job, delay)) is not None:
+            before, made = done
+            after = before.put_back(due=not delay, counts=counts)
+            sitting.transaction.stage(after)
+            assert (made.id, made.attempt, made.snoozes) == (after.id, after.attempt, after.snoozes)
+            sitting.hold(after.key, made)
+        return True
+
+    @given_attempts
+    @rule(
+        s=sessions,
+        pick=picks,
+        live=lives,
+        by_object=st.booleans(),
+        percent=st.sampled_from([None, 40, 99.5]),
+        message=st.sampled_from([None, "half"]),
+        metadata=st.sampled_from([{}, {"page": 1}, {"page": 2, "of": 9}]),
+    )
+    @step
+    def set_progress(
+        self, s: int, pick: int, live: bool, by_object: bool, percent: Any, message: Any, metadata: Any
+    ) -> object:
+        if (found := self._end(s, pick, live, by_object)) is None:
+            return False
+        sitting, handle, job = found
+        told = {"message": message, "metadata": metadata}
+        if (done := self.transition(sitting, handle, set_progress, job, percent, **told)) is not None:
+            after = done[0].progressed(percent, message, metadata)
+            sitting.transaction.put(after)
+            assert done[1].progress == after.progress
+        return True
+
+    @given_attempts
+    @rule(s=sessions, pick=picks, live=lives, by_object=st.booleans())
+    @step
+    def cancel_own_attempt(self, s: int, pick: int, live: bool, by_object: bool) -> object:
+        if (found := self._end(s, pick, live, by_object)) is None:
+            return False
+        sitting, handle, job = found
+        if (done := self.transition(sitting, handle, cancel_attempt, job, "gave up")) is not None:
+            sitting.transaction.stage(done[0].cancelled("gave up"), Outcome.CANCELLED)
+        return True
+
+    @given_attempts
+    @rule(s=sessions, picked=st.lists(st.tuples(picks, lives, results), min_size=1, max_size=4))
+    @step
+    def complete_many(self, s: int, picked: list[tuple[int, bool, Any]]) -> object:
+        sitting = self.sittings[s]
+        batch: dict[int, tuple[Handle, Any]] = {}
+        for pick, live, result in picked:
+            handle = self.handle(sitting, pick, live=live)
+            if handle is not None:
+                batch.setdefault(handle.attempt.id, (handle, result))
+        items = [Completion(handle.attempt, result) for handle, result in batch.values()]
+        mine = sitting.transaction
+        fits = [id_ for id_, (handle, _) in batch.items() if self.fits(mine.view(handle.key), handle)]
+        done = self.attempted(sitting, complete_many, sitting.session, items)
+        assert (done.completed, done.stale) == (fits, [id_ for id_ in batch if id_ not in fits])
+        for id_ in sorted(fits):
+            handle, result = batch[id_]
+            row = mine.view(handle.key)
+            assert row is not None
+            mine.stage(row.completed(result), Outcome.COMPLETED)
+        self.counts["stale attempts refused"] += len(done.stale)
+        return bool(batch)
+
+    @rule(s=sessions, pick=picks, by_object=st.booleans())
+    @step
+    def cancel(self, s: int, pick: int, by_object: bool) -> object:
+        sitting = self.sittings[s]
+        mine = sitting.transaction
+        if by_object:
+            may = [(key, job) for key, job in sitting.objects if not self.reference.elsewhere(mine, key)]
+        else:
+            may = [(row.key, row.id) for row in mine.rows() if row.id and not self.reference.elsewhere(mine, row.key)]
+        if not may:
+            return False
+        key, job = may[-1 - pick % len(may)]
+        row = mine.view(key)
+        try:
+            made = self.attempted(sitting, cancel, sitting.session, job, reason="enough")
+        except (JobNotFound, InvalidJob) as exc:
+            gone = row is None or (by_object and inspect(job).identity != (row.id,))
+            assert gone, f"{exc!r} although it is {row}"
+            return True
+        assert row is not None
+        if row.state in TERMINAL:
+            assert made is None
+        else:
+            assert made is not None
+            assert row.id in (None, made.id)
+            mine.stage(row.claimed(made.id, row.lease).cancelled("enough"), Outcome.CANCELLED)
+            sitting.hold(key, made)
+        return True

@@ -1,0 +1,235 @@
+"""One race: two transactions on two connections, and the comparison with the reference.
+
+The first transaction runs in the test's own thread (and its event loop, in an asynchronous world), the second in a
+`Rival`'s.  Nothing here waits for time to pass: the second one is followed until PostgreSQL says that a lock holds it
+up, or until it has finished.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy import text as sql
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from awa_sqla import Attempt, FollowUps
+from awa_sqla.session.events import EVENTS
+from tests.app import NotifyOps, Order, Signup
+from tests.races.matrix import STARTS, Cell, Job, Verdict
+from tests.races.verbs import RACERS, Scene, Told, told
+from tests.worlds import PATIENCE, AsyncWorld, Database, World
+
+QUEUES = {False: "race", True: "race-kept"}
+
+
+class Rival:
+    """The second transaction's thread, with a way of its own to the database."""
+
+    def __init__(self, world: World, **options: Any) -> None:
+        self._world = world.twin() if isinstance(world, AsyncWorld) else world
+        self._maker = self._world.maker(world.follow_ups, **options)
+        self._pool = ThreadPoolExecutor(1, "rival")
+        self._executed, self._go = threading.Event(), threading.Event()
+        self._pid: int | None = None
+
+    def do(self, act: Callable[[Session], Any]) -> Any:
+        """Do something in a session of the rival's thread, committed when it returns."""
+        return self._pool.submit(self._world.call, self._whole, act).result(PATIENCE)
+
+    def start(self, act: Callable[[Session], Told], *, flushed: bool) -> Future[Told]:
+        """Run an operation; commit it when `let_go()` says so."""
+        self._executed.clear()
+        self._go.clear()
+        self._pid = None
+        return self._pool.submit(self._world.call, self._whole, lambda session: self._operate(session, act, flushed))
+
+    def is_held_up(self, database: Database) -> bool:
+        """Follow the operation until it has finished (False), or waits for another transaction's lock (True)."""
+        deadline = time.monotonic() + PATIENCE
+        while not self._executed.wait(0.001):
+            if self._pid and database.value("SELECT cardinality(pg_blocking_pids(%s)) > 0", self._pid):
+                return True
+            if time.monotonic() > deadline:
+                raise TimeoutError("the second transaction neither ends nor waits for a lock")
+        return False
+
+    def let_go(self) -> None:
+        """Let the operation's transaction commit."""
+        self._go.set()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._go.set()
+        if isinstance(self._world, AsyncWorld):
+            self._pool.submit(self._world.close).result(PATIENCE)
+        self._pool.shutdown()
+
+    def _whole(self, act: Callable[[Session], Any]) -> Any:
+        session = opened(self._maker)
+        try:
+            found = act(session)
+            session.commit()
+        finally:
+            session.close()
+            self._executed.set()
+        return found
+
+    def _operate(self, session: Session, act: Callable[[Session], Told], flushed: bool) -> Told:
+        self._pid = session.connection().scalar(sql("SELECT pg_backend_pid()"))
+        answer = act(session)
+        go_on_with(session, "second", flushed=flushed)
+        self._executed.set()
+        if not self._go.wait(PATIENCE):
+            raise TimeoutError("the first transaction does not end")
+        return answer
+
+
+def opened(maker: Any) -> Session:
+    """A session of any maker, by its synchronous face."""
+    made = maker()
+    return made.sync_session if isinstance(made, AsyncSession) else made
+
+
+def go_on_with(session: Session, note: str, *, flushed: bool) -> None:
+    """The caller's transaction is usable: it reads, and writes a row of the application's own."""
+    assert session.connection().scalar(select(1)) == 1
+    session.add(Order(note=note))
+    if flushed:
+        session.flush()
+
+
+def follow_all(follow_ups: FollowUps) -> None:
+    """Each of the six outcomes brings one child."""
+    for outcome in EVENTS:
+        on: Any = getattr(follow_ups, f"on_{outcome.value}")
+        on(Signup, name=outcome.value)(lambda event: NotifyOps(job_id=event.job.id))
+
+
+# ------------------------------------------------------------------------------------------------------ the stage
+class Stage:
+    """The database of the races: one job at a time."""
+
+    def __init__(self, database: Database, follow_ups: FollowUps) -> None:
+        self.database = database
+        self.follow_ups = follow_ups
+        database.keep_dead_letters(QUEUES[True])
+
+    def set(self, start: Job) -> Scene:
+        """Nothing but one job, brought here by plain SQL, under a lease that the racers hold."""
+        self.database.execute(
+            "DELETE FROM jobs_hot; DELETE FROM scheduled_jobs; DELETE FROM dlq_entries; "
+            "DELETE FROM follow_up_obligations; DELETE FROM app_order"
+        )
+        queue = QUEUES[start.keeps_dead_letters]
+        errors = [json.dumps({"error": e, "type": t, "attempt": a}) for e, t, a in start.errors]
+        progress = {"percent": start.progress, "message": None, "metadata": {}}
+        ended = "now()" if start.state in ("retryable", "completed") else "NULL"
+        beat = "now() - interval '1 hour'" if start.silent else "NULL"
+        lease = self.database.value("SELECT nextval('run_lease_seq')")
+        stolen = "nextval('run_lease_seq')" if start.lease else "currval('run_lease_seq')"
+        [(job_id,)] = self.database.rows(
+            f"INSERT INTO {'scheduled_jobs' if start.store == 'scheduled' else 'jobs_hot'} "
+            "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, errors, progress) "
+            f"VALUES ('signup', %s, %s, %s, %s, {stolen}, now() - interval '1 hour', "
+            f"{beat}, {ended}, %s::jsonb[], %s) RETURNING id",
+            queue,
+            start.state,
+            start.attempt,
+            start.max_attempts,
+            errors,
+            None if start.progress is None else json.dumps(progress),
+        )
+        for outcome in start.owed:
+            self.database.execute(
+                "INSERT INTO follow_up_obligations (job_id, kind, outcome, spec, snapshot) "
+                "SELECT id, kind, %s, %s, to_jsonb(job) || jsonb_build_object('meta', metadata) "
+                "FROM jobs_hot AS job WHERE id = %s",
+                outcome,
+                outcome,
+                job_id,
+            )
+        return Scene(Attempt(job_id, lease), queue, start.store, self.follow_ups.specs)
+
+    def violations(self, scene: Scene, end: Job, notes: list[str]) -> list[str]:
+        """Where the committed rows are not those of the reference."""
+        held = scene.held
+        found = self.database.rows("SELECT * FROM jobs WHERE id = %s", held.id)
+        if len(found) != 1:
+            return [f"the job is in {[row.stored_in for row in found]}"]
+        [row] = found
+        children = self.database.rows("SELECT parent_outcome FROM jobs WHERE parent_id = %s", held.id)
+        owed = self.database.rows("SELECT outcome FROM follow_up_obligations WHERE job_id = %s", held.id)
+        orders = self.database.rows("SELECT note FROM app_order")
+        dead = self.database.rows("SELECT dlq_reason FROM dlq_entries") if row.stored_in == "dead" else []
+        checks = {
+            "state": (row.state, end.state),
+            "store": (row.stored_in, end.store),
+            "attempt": (row.attempt, end.attempt),
+            "snoozes": (row.snoozes, end.snoozes),
+            "errors": (tuple((e["error"], e["type"], e["attempt"]) for e in row.errors), end.errors),
+            "progress": (row.progress and row.progress["percent"], end.progress),
+            "result": (row.result, end.result),
+            "heartbeat": (row.heartbeat_at is not None, end.state == "running"),
+            "dead letter": (dead[0][0] if dead else None, end.reason),
+            "a lease moved on": (row.run_lease > held.run_lease, end.lease > 0),
+            "lease kept or moved on": (row.run_lease >= held.run_lease, True),
+            "children": (Counter(outcome for (outcome,) in children), Counter(end.children)),
+            "obligations": (Counter(outcome for (outcome,) in owed), Counter(end.owed)),
+            "rows of the application": (Counter(note for (note,) in orders), Counter(notes)),
+        }
+        return [f"{what} is {is_!r}, not {must!r}" for what, (is_, must) in checks.items() if is_ != must]
+
+
+# ------------------------------------------------------------------------------------------------------- the race
+def race(maker: Any, rival: Rival, stage: Stage, cell: Cell) -> list[str]:
+    """Run one cell; what was not as the reference says."""
+    verdict, scene = cell.verdict, stage.set(STARTS[cell.start])
+    session = opened(maker)
+    second: Future[Told] | None = None
+    try:
+        savepoint = session.begin_nested() if "savepoint" in cell.end else None
+        one = told(lambda: RACERS[cell.first](session, scene))
+        go_on_with(session, "first", flushed=cell.flushed)
+        second = rival.start(
+            lambda session: told(lambda: RACERS[cell.second](session, scene)), flushed=cell.flushed
+        )
+        waited = rival.is_held_up(stage.database)
+        (savepoint.rollback if savepoint else session.commit if cell.commits else session.rollback)()
+        rival.let_go()
+        two = second.result(PATIENCE)
+        go_on_with(session, "after", flushed=False)
+        session.commit()
+    except Exception as exc:
+        return [f"{type(exc).__name__}: {exc}"]
+    finally:
+        session.close()
+        rival.let_go()
+        if second is not None:
+            second.exception(PATIENCE)
+    wrong = _answers(verdict, scene, STARTS[cell.start], one, two)
+    if waited != verdict.waits:
+        wrong.append("the second waited for the lock" if waited else "the second did not wait for the lock")
+    notes = ["first", "second", "after"] if cell.commits else ["second", "after"]
+    return wrong + stage.violations(scene, verdict.end, notes)
+
+
+def _answers(verdict: Verdict, scene: Scene, start: Job, one: Told, two: Told) -> list[str]:
+    wrong: list[str] = []
+    for who, is_, must, met in (("first", one, verdict.first, start), ("second", two, verdict.second, verdict.met)):
+        if is_.answer != must:
+            wrong.append(f"the {who} got {is_.answer}, not {must}")
+        elif is_.error is not None:
+            named = (is_.error.job_id, is_.error.run_lease, is_.error.state)
+            if named != (*scene.held, met.state if met.store == "hot" else None):
+                wrong.append(f"the {who}'s error says {named}")
+    if two.state is not None and two.answer == verdict.second and two.state != verdict.end.state:
+        wrong.append(f"the second was handed a job that is {two.state}")
+    return wrong
