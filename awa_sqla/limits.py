@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from awa_sqla.errors import InvalidJob
@@ -28,6 +28,10 @@ LARGEST = 10**4000
 
 #: Longer than any plan: keeps `now() + delay` inside PostgreSQL's timestamps.
 LONGEST = timedelta(days=365 * 1000)
+
+
+#: Due times that every driver can read in every time zone.
+EARLIEST, LATEST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 def type_name(value: Any) -> str:
@@ -92,11 +96,13 @@ def duration(field: str, value: object, *, zero: bool = False) -> timedelta:
 
 
 def moment(field: str, value: object) -> datetime:
-    """An aware `datetime`."""
+    """An aware `datetime` that every driver can read back."""
     if not isinstance(value, datetime):
         raise InvalidJob(field, f"must be a datetime.datetime, not {type(value).__name__}")
     if value.tzinfo is None or value.utcoffset() is None:
         raise InvalidJob(field, "is naive: say which time zone, for instance datetime.now(timezone.utc)")
+    if not EARLIEST <= value <= LATEST:
+        raise InvalidJob(field, f"must lie between {EARLIEST:%Y} and {LATEST:%Y}, not {value}")
     return value
 
 

@@ -70,13 +70,15 @@ class AwaBase(DeclarativeBase):
         return f"<{' '.join([type(self).__name__, *shown])}>"
 
 
-class ViewBase(DeclarativeBase):
-    """Base of the mapped views: a MetaData of their own, so that nobody tries to create them as tables."""
+class ViewBase(AwaBase):
+    """Base of the mapped views: a MetaData of their own, so that nobody tries to create them as tables.
+
+    Under `AwaBase`, so that a session's `binds={AwaBase: engine}` holds for the views too.
+    """
+
+    __abstract__ = True
 
     metadata = MetaData(schema=SCHEMA)
-    __table__: ClassVar[Table]  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    __repr__ = AwaBase.__repr__
 
 
 #: Ids are never reused, also not over a move to another table.

@@ -124,6 +124,10 @@ def constraints(table: str, states: str, *indexes: Index) -> tuple[Any, ...]:
         CheckConstraint("attempt >= 0", name=f"ck_{table}_attempt"),
         CheckConstraint("max_attempts BETWEEN 1 AND 1000", name=f"ck_{table}_max_attempts"),
         CheckConstraint("cardinality(tags) <= 20", name=f"ck_{table}_tags"),
+        # One row that a driver cannot read would keep a whole queue from being claimed.
+        CheckConstraint(
+            "run_at BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00'", name=f"ck_{table}_run_at"
+        ),
         Index(f"ix_{table}_parent_id", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
         Index(f"ix_{table}_root_id", "root_id", postgresql_where=text("root_id IS NOT NULL")),
         *indexes,

@@ -17,7 +17,7 @@ from awa_sqla.session.events import EVENTS
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import entered
+from awa_sqla.session.steps import entered, refuse_reserved
 from awa_sqla.session.target import SyncSession
 
 
@@ -51,6 +51,8 @@ def complete_many(session: SyncSession, items: Iterable[Job | Attempt | Completi
         raise InvalidJob("items", f"must be several attempts, not {type(items).__name__}")
     wanted = [_completion(item) for item in items]
     by_id = {item.attempt.id: item for item in wanted}
+    for job_id in by_id:
+        refuse_reserved(target, job_id)
     if len(by_id) != len(wanted):
         raise InvalidJob("items", "names the same job twice")
     if not wanted:

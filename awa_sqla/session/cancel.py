@@ -16,7 +16,7 @@ from awa_sqla.models.snapshot import JobSnapshot
 from awa_sqla.models.wakeups import channel
 from awa_sqla.session import ledger, statements
 from awa_sqla.session.ledger import Staged
-from awa_sqla.session.steps import entered, moved_values
+from awa_sqla.session.steps import entered, moved_values, refuse_reserved
 from awa_sqla.session.table import TERMINAL
 from awa_sqla.session.target import SyncSession, schema_of
 
@@ -41,6 +41,7 @@ def cancel(session: SyncSession, job_or_id: Cancellable, /, *, reason: str) -> J
 
 def cancel_row(session: Session, job_id: int, reason: str) -> Job | None:
     """Cancel by id in a session that is ready for it."""
+    refuse_reserved(session, job_id)
     parameters = {
         "job_id": job_id,
         "entry": {"error": f"cancelled: {reason}", "type": "cancelled"},

@@ -97,7 +97,16 @@ def stage(session: Session, entry: Staged) -> None:
     if entry.outcome is not None:
         note(transaction, Happening(EVENTS[entry.outcome], entry.snapshot, entry.context))
     mark_dirty(session, entry.row)
+    for row in entry.rows:
+        _make_room(session, row)
     session.add_all(entry.rows)
+
+
+def _make_room(session: Session, row: object) -> None:
+    """Let go of an object whose row another session has moved away, now that the row comes back."""
+    known = session.identity_map.get(inspect(type(row)).identity_key_from_instance(row))
+    if known is not None:
+        session.expunge(known)
 
 
 def note_started(session: Session, job: Job) -> None:

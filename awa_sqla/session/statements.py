@@ -295,11 +295,12 @@ FIND = select(JobRecord.state, JobRecord.run_lease, JobRecord.stored_in).where(
 
 # ---------------------------------------------------------------- batches
 
+# One dimension: a result may itself be a list, and would else be taken for a second one.
 _held_rows = (
     func.unnest(
         bindparam("ids", type_=ARRAY(BigInteger)),
         bindparam("leases", type_=ARRAY(BigInteger)),
-        bindparam("results", type_=ARRAY(JSONB(none_as_null=True))),
+        bindparam("results", type_=ARRAY(JSONB(none_as_null=True), dimensions=1)),
     )
     .table_valued(column("id", BigInteger), column("run_lease", BigInteger), column("result", JSONB), name="held")
     .render_derived()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
-from awa_sqla.errors import StaleJobError
+from awa_sqla.errors import ConfigurationError, StaleJobError
 from awa_sqla.models.job import SHARED, Attempt, Job
 from awa_sqla.session import ledger, listeners, marks
 from awa_sqla.session.table import ATTEMPT_COLUMNS
@@ -27,6 +28,36 @@ def entered(session: object, verb: str, *, transition: bool = False) -> Session:
     if not target.autoflush and listeners.pending(target) and not ledger.flushing(target):
         target.flush()
     return target
+
+
+_reserved: WeakKeyDictionary[Session, Attempt] = WeakKeyDictionary()
+
+
+def reserve(session: Session, attempt: Attempt) -> None:
+    """Keep this attempt's outcome for the worker: a transactional handler returns it instead of calling a verb."""
+    _reserved[session] = attempt
+
+
+def release(session: Session) -> None:
+    """The handler has returned: the outcome may be written."""
+    _reserved.pop(session, None)
+
+
+def refuse_reserved(session: Session, job_id: int) -> None:
+    """Refuse a verb on the very job whose handler holds this session."""
+    reserved = _reserved.get(session)
+    if reserved is not None and reserved.id == job_id:
+        raise ConfigurationError(
+            "a transactional handler must not touch its own job through ctx.session: return the outcome (a result, "
+            "RetryAfter, Snooze, Cancel) or raise, and write progress with ctx.set_progress()"
+        )
+
+
+def held(session: Session, job: object) -> Attempt:
+    """The attempt a verb is about. Raises `InvalidJob`, and `ConfigurationError` for the handler's own job."""
+    attempt = Attempt.of(job)
+    refuse_reserved(session, attempt.id)
+    return attempt
 
 
 def fence(attempt: Attempt, **parameters: Any) -> dict[str, Any]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakSet
 
-from sqlalchemy import Connection, Engine, func, select, true
+from sqlalchemy import Connection, Engine, Table, func, select, table, true, update
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from awa_sqla.errors import ConfigurationError, UnsupportedSession
-from awa_sqla.models.base import SCHEMA
+from awa_sqla.models.base import SCHEMA, AwaBase, ViewBase
 from awa_sqla.models.job import Job
 from awa_sqla.models.wakeups import SWITCH
 
@@ -65,8 +66,36 @@ def _named(thing: Any) -> str:
 
 def schema_of(session: Session) -> str:
     """The schema our tables have in this session's database."""
-    bind = session.get_bind(Job)
-    return schema_in(bind)
+    return schema_in(jobs_bind(session))
+
+
+#: Where jobs are written. The statement is for sessions whose `get_bind()` sends reads to a replica.
+_JOBS: dict[str, Any] = {"mapper": Job.__mapper__, "clause": update(Job)}
+#: A write to a table that nobody has named in `binds`.
+_ANYTHING = update(table("anything"))
+_OURS = (AwaBase.metadata, ViewBase.metadata)
+
+
+def jobs_bind(session: Session) -> Engine | Connection:
+    """The engine or connection to which this session sends what it writes to our tables."""
+    return session.get_bind(**_JOBS)
+
+
+def _binds_of_other_rows(session: Session) -> list[Engine | Connection]:
+    """Where this session sends the rows that are not ours: its default, or what `binds` names."""
+    try:
+        return [session.get_bind(clause=_ANYTHING)]
+    except UnboundExecutionError:
+        pass
+    # Public since SQLAlchemy 2.1.
+    named: dict[Any, Any] = getattr(session, "binds", None) or getattr(session, "_Session__binds", {})
+    return [bind for key, bind in named.items() if not _is_ours(key)]
+
+
+def _is_ours(key: object) -> bool:
+    if isinstance(key, Table):
+        return key.metadata in _OURS
+    return isinstance(key, type) and issubclass(key, AwaBase)
 
 
 def schema_in(bind: Engine | Connection) -> str:
@@ -81,13 +110,13 @@ def require_transaction(session: Session) -> None:
     In AUTOCOMMIT mode every statement is durable at once; with a bind of their own, our tables would be in
     another transaction than the caller's rows.
     """
-    bind = session.get_bind(Job)
-    if session.bind is not None and bind is not session.bind:
+    bind, others = jobs_bind(session), _binds_of_other_rows(session)
+    if others and not any(other is bind for other in others):
         raise ConfigurationError(
-            f"this session sends the job tables to {bind!r} and its other rows to {session.bind!r}: two "
+            f"this session sends the job tables to {bind!r} and its other rows to {others[0]!r}: two "
             "transactions, so nothing would commit together. Keep the jobs in the database of the rows they belong to"
         )
-    connection = session.connection(bind_arguments={"mapper": Job})
+    connection = session.connection(bind_arguments=_JOBS)
     refuse_autocommit(connection)
     _refuse_foreign_savepoint(session, connection)
     if session.twophase:
@@ -122,7 +151,7 @@ def _silence(session: Session) -> None:
             return
         transaction = transaction.parent
     boundary = session.get_nested_transaction() or session.get_transaction()
-    session.connection(bind_arguments={"mapper": Job}).execute(_SILENCE)
+    session.connection(bind_arguments=_JOBS).execute(_SILENCE)
     if boundary is not None:
         _silent.add(boundary)
 

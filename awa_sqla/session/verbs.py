@@ -24,7 +24,7 @@ from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import entered, fence, moved_values, one
+from awa_sqla.session.steps import entered, fence, held, moved_values, one
 from awa_sqla.session.target import SyncSession
 
 Held = Job | Attempt
@@ -73,7 +73,7 @@ def complete(session: SyncSession, job: Held, /, *, result: Any = None) -> Job:
     `ConfigurationError`. (DESIGN 4, 5.2)
     """
     target = entered(session, "complete", transition=True)
-    attempt = Attempt.of(job)
+    attempt = held(target, job)
     checked = checked_result(result)
     row = one(
         target,
@@ -109,7 +109,7 @@ def fail_with(
     """`fail()` with the backoff of the caller's own registry."""
     target = entered(session, "fail", transition=True)
     entry = describe(error) | ({"terminal": True} if terminal else {})
-    return end_attempt(target, Attempt.of(job), Failure(entry=entry, terminal=terminal, backoff=backoff))
+    return end_attempt(target, held(target, job), Failure(entry=entry, terminal=terminal, backoff=backoff))
 
 
 def retry_after(session: SyncSession, job: Held, delay: timedelta, /, *, error: str = "") -> Failed:
@@ -121,7 +121,7 @@ def retry_after(session: SyncSession, job: Held, delay: timedelta, /, *, error: 
     target = entered(session, "retry_after", transition=True)
     wait = limits.duration("delay", delay, zero=True)
     entry = describe(error) | {"retry_after": wait.total_seconds()}
-    return end_attempt(target, Attempt.of(job), Failure(entry=entry, delay=wait))
+    return end_attempt(target, held(target, job), Failure(entry=entry, delay=wait))
 
 
 def snooze(session: SyncSession, job: Held, delay: timedelta, /) -> ScheduledJob:
@@ -145,7 +145,7 @@ def put_back(session: SyncSession, job: Held, delay: timedelta) -> ScheduledJob:
 
 def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> ScheduledJob:
     wait = limits.duration("delay", delay, zero=True)
-    attempt = Attempt.of(job)
+    attempt = held(session, job)
     found = session.execute(statements.TAKE, fence(attempt, delay=wait.total_seconds())).one_or_none()
     values, due, _ = moved_values(one(session, attempt, found))
     values |= {"attempt": values["attempt"] - 1, "snoozes": values["snoozes"] + counts}
@@ -157,7 +157,7 @@ def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> 
 def cancel_attempt(session: SyncSession, job: Held, reason: str) -> Job:
     """`cancel()` by the attempt itself, fenced by its lease: what a handler's `Cancel(reason)` does."""
     target = entered(session, "cancel", transition=True)
-    attempt = Attempt.of(job)
+    attempt = held(target, job)
     reason = limits.cleaned(reason)
     entry = {"error": f"cancelled: {reason}", "type": "cancelled"}
     row = one(target, attempt, target.scalars(statements.CANCEL_HELD, fence(attempt, entry=entry)).one_or_none())
@@ -182,7 +182,7 @@ def set_progress(
     `UnsupportedSession`, `ConfigurationError`. (DESIGN 4)
     """
     target = entered(session, "set_progress")
-    attempt = Attempt.of(job)
+    attempt = held(target, job)
     values = checked_progress(percent, message, metadata)
     row = one(target, attempt, target.scalars(statements.SET_PROGRESS, fence(attempt, **values)).one_or_none())
     ledger.mark_dirty(target, row)

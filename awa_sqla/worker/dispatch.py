@@ -37,6 +37,12 @@ class QueueLoop:
         self._busy = 0
         self._wake = asyncio.Event()
         self._wake.set()
+        self._stopping = False
+
+    def stop(self) -> None:
+        """Claim no more. A claim in flight is not cut: its COMMIT may have happened already."""
+        self._stopping = True
+        self._wake.set()
 
     def wake(self) -> None:
         """Look for work now."""
@@ -48,12 +54,16 @@ class QueueLoop:
         self._wake.set()
 
     async def serve(self, start: Callable[[Claimed], None]) -> None:
-        """Claim and start for ever."""
+        """Claim and start until told to stop."""
         while True:
             await self._wake.wait()
+            if self._stopping:
+                return
             if self._busy > self._capacity * 3 // 4:
                 await asyncio.sleep(GATHER)  # a claim for each freed slot would cost a transaction for each job
             self._wake.clear()
+            if self._stopping:
+                return
             wanted = min(self._capacity - self._busy, self._batch)
             if wanted <= 0:
                 continue  # the next release wakes us

@@ -19,6 +19,22 @@ from awa_sqla.session.target import schema_in
 Given = str | URL | Engine | AsyncEngine
 
 
+#: Options of asyncpg and of its dialect that libpq refuses.
+_ASYNCPG_ONLY = frozenset(
+    {
+        "async_fallback",
+        "command_timeout",
+        "max_cacheable_statement_size",
+        "max_cached_statement_lifetime",
+        "prepared_statement_cache_size",
+        "prepared_statement_name_func",
+        "server_settings",
+        "statement_cache_size",
+        "timeout",
+    }
+)
+
+
 class Engines:
     """`book` keeps the books, `heart` beats, `work` and `async_work` carry transactional handlers."""
 
@@ -56,7 +72,16 @@ class Engines:
 
     def libpq_url(self) -> str:
         """The URL as libpq reads it, for the listener."""
-        return self.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        return self._for_libpq().set(drivername="postgresql").render_as_string(hide_password=False)
+
+    def _for_libpq(self) -> URL:
+        """The URL without what only asyncpg understands."""
+        if self.url.get_driver_name() != "asyncpg":
+            return self.url
+        query = {key: value for key, value in self.url.query.items() if key not in _ASYNCPG_ONLY}
+        if "ssl" in query:
+            query["sslmode"] = query.pop("ssl")
+        return self.url.set(query=query)
 
     async def dispose(self) -> None:
         """Close the engines that were made here."""
@@ -68,7 +93,7 @@ class Engines:
     def _make_sync(self, **pool: Any) -> Engine:
         driver = self.url.get_driver_name()
         name = self.url.drivername if driver in ("psycopg", "psycopg2") else "postgresql+psycopg"
-        engine = create_engine(self.url.set(drivername=name), **pool, pool_pre_ping=True)
+        engine = create_engine(self._for_libpq().set(drivername=name), **pool, pool_pre_ping=True)
         self._own_sync.append(engine)
         return engine.execution_options(**self._options)
 

@@ -32,6 +32,15 @@ BATCH = 500
 SINGLES = 4
 
 
+#: SQLSTATE of a lock that was not had within lock_timeout.
+LOCK_NOT_AVAILABLE = "55P03"
+
+
+def sqlstate(error: sa_exc.DBAPIError) -> str | None:
+    """PostgreSQL's code for an error, whatever the driver."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+
 def transient(error: BaseException) -> bool:
     """Whether trying again may help: the connection, the pool or the server, not the statement."""
     if isinstance(error, sa_exc.IntegrityError | sa_exc.DataError | sa_exc.ProgrammingError):

@@ -17,8 +17,10 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Engine, and_, bindparam, column, func, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Attempt, Job
 from awa_sqla.models.records import Queue, RuntimeInstance
@@ -127,6 +129,19 @@ class Heart:
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="awa_sqla heartbeat", daemon=True)
+
+    def first_beat(self) -> None:
+        """Beat once, here and now: a heart that cannot reach the database must be noticed before the first claim.
+
+        Raises `ConfigurationError`.
+        """
+        try:
+            self.beat()
+        except DBAPIError as exc:
+            raise ConfigurationError(
+                f"heartbeats use a connection of their own, and it cannot be had: {exc.orig}. Give the worker a "
+                "database URL that says everything, not an engine with connect_args or a creator"
+            ) from exc
 
     def start(self) -> None:
         """Start beating."""

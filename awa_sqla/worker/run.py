@@ -41,13 +41,16 @@ class DeadlineExceededError(Exception):
 class Run:
     """A claimed attempt, from the claim until its outcome is acknowledged."""
 
-    __slots__ = ("_context", "alarm", "asyncio_task", "attempt", "claimed", "task")
+    __slots__ = ("_context", "alarm", "asyncio_task", "attempt", "claimed", "started", "stop_reason", "task")
 
     def __init__(self, claimed: Claimed, task: Task | None) -> None:
         self.claimed = claimed
         self.attempt = claimed.attempt
         self.task = task
         self.asyncio_task: asyncio.Task[None] | None = None
+        self.started = False
+        #: Why it was asked to stop, if it was.
+        self.stop_reason: str | None = None
         self.alarm: asyncio.TimerHandle | None = None
         self._context: JobContext[Any] | None = None
 
@@ -56,19 +59,17 @@ class Run:
         assert self.task is not None  # noqa: S101 - runs without a task are put back, never performed
         args = decode_json(self.task.args_class, self.claimed.args_json)
         self._context = JobContext(args, self.claimed, clerk, state=state, loop=loop)
+        if self.stop_reason is not None:
+            self._context.ask_to_stop(self.stop_reason)
         return self._context
 
     def stop(self, reason: str) -> None:
         """Ask the handler to stop: the flag for threads, cancellation for tasks. From the loop's thread only."""
+        self.stop_reason = self.stop_reason or reason
         if self._context is not None:
             self._context.ask_to_stop(reason)
-        if self.asyncio_task is not None and (self.task is None or self.task.is_async):
+        if self.started and self.asyncio_task is not None and self.task is not None and self.task.is_async:
             self.asyncio_task.cancel(reason)
-
-    @property
-    def stop_reason(self) -> str | None:
-        """Why it was asked to stop, if it was."""
-        return self._context.cancel_reason if self._context else None
 
 
 Body = Callable[[JobContext[Any]], Any]
@@ -85,7 +86,9 @@ async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threa
             call = contextvars.copy_context().run
             returned = await _in_thread(threads, call, body, context)
     except asyncio.CancelledError as exc:
-        return _interrupted(run, exc)
+        if run.stop_reason is not None:
+            return interrupted(run.stop_reason)
+        return Failed(exc if exc.args else RuntimeError("the handler cancelled itself"))
     except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end the worker
         return run.task.failure(exc)
     return outcome_of(returned)
@@ -114,15 +117,13 @@ def _contained(call: Any, body: Body, context: JobContext[Any]) -> tuple[Any, Ba
         return None, exc
 
 
-def _interrupted(run: Run, exc: asyncio.CancelledError) -> Result:
-    reason = run.stop_reason
+def interrupted(reason: str) -> Result:
+    """What becomes of an attempt that was asked to stop and did."""
     if reason == SHUTDOWN:
         return PutBack(timedelta(0))
     if reason == OVERDUE:
         return Failed(DeadlineExceededError("hard deadline exceeded"))
-    if reason is not None:
-        return Failed(RuntimeError(reason))  # stale by now: the write finds no row
-    return Failed(exc if exc.args else RuntimeError("the handler cancelled itself"))
+    return Failed(RuntimeError(reason))  # stale by now: the write finds no row
 
 
 def outcome_of(returned: Any) -> Result:

@@ -19,10 +19,12 @@ from datetime import timedelta
 from typing import Any, Self
 
 from pydantic import ValidationError
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from awa_sqla.errors import SchemaVersionError
+from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.schema import LATEST, installed_version
@@ -35,7 +37,7 @@ from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
 from awa_sqla.worker.engines import Engines, Given
-from awa_sqla.worker.finalize import Finalizer, insisting
+from awa_sqla.worker.finalize import LOCK_NOT_AVAILABLE, Finalizer, insisting, sqlstate
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.lanes import Lanes
 from awa_sqla.worker.listen import Listener
@@ -49,6 +51,8 @@ log = logging.getLogger("awa_sqla.worker")
 POLL = 2.0
 #: How long a job of a kind nobody here knows is put back for.
 UNKNOWN = timedelta(seconds=30)
+#: A transactional handler's own session may hold the row; waiting for it would never end.
+_LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '2s'")
 #: Seconds that interrupted handlers have to end after `grace`.
 LAST_CALL = 2.0
 
@@ -128,6 +132,7 @@ class Worker:
         self._heart = Heart(
             self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost
         )
+        await asyncio.to_thread(self._heart.first_beat)
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
@@ -179,7 +184,9 @@ class Worker:
                     await serve(*args)
                 except Exception:
                     log.exception("%s broke, starting it again", getattr(serve, "__qualname__", serve))
-                await asyncio.sleep(1)
+                    await asyncio.sleep(1)
+                else:
+                    return
 
         task = asyncio.create_task(supervised())
         self._stack.push_async_callback(_cancelled, task)
@@ -227,6 +234,7 @@ class Worker:
 
     async def _perform(self, run: Run) -> None:
         result: Result = Settled()
+        run.started = True  # until here a cancellation would end the task before its first step
         try:
             result = await self._outcome(run)
         finally:
@@ -243,6 +251,8 @@ class Worker:
             context = run.context(self, self._state, None if task.is_async else self._loop)
         except ValidationError as exc:
             return running.undecodable(exc)
+        if run.stop_reason is not None and task.is_async:
+            return running.interrupted(run.stop_reason)
         return await running.perform(run, context, self._bodies[task.kind], self._threads)
 
     def _acknowledged(self, run: Run, *, completed: bool) -> None:
@@ -273,12 +283,21 @@ class Worker:
         """For `JobContext`: write progress in a short transaction; returns the stored progress."""
 
         def work(session: Session) -> dict[str, Any]:
+            session.execute(_LOCK_TIMEOUT)
             row = verbs.set_progress(session, attempt, percent, message=message, metadata=metadata)
             return dict(row.progress or {})
 
         async def once() -> dict[str, Any]:
-            async with self._maker.begin() as session:
-                return await session.run_sync(work)
+            try:
+                async with self._maker.begin() as session:
+                    return await session.run_sync(work)
+            except DBAPIError as exc:
+                if sqlstate(exc) != LOCK_NOT_AVAILABLE:
+                    raise
+                raise ConfigurationError(
+                    "another transaction holds this job's row, probably ctx.session: progress is written in a "
+                    "transaction of its own and cannot wait for it. Leave the job to ctx.set_progress() and the outcome"
+                ) from exc
 
         return await insisting(once)
 
@@ -287,9 +306,14 @@ class Worker:
     async def _drain(self) -> None:
         self._stop.set()
         self._identity.stopping = True
-        for task in self._claims:
+        for loop in self._loops.values():
+            loop.stop()
+        grace = self._options.grace.total_seconds()
+        started = self._loop.time()
+        _, hanging = await asyncio.wait(self._claims, timeout=grace + LAST_CALL)
+        for task in hanging:  # the database does not answer: what it may have given us will be rescued
             await _cancelled(task)
-        if await self._settled_within(self._options.grace.total_seconds()):
+        if await self._settled_within(grace - (self._loop.time() - started)):
             return
         log.warning("%d attempts still run after grace: asking them to stop", len(self._flight))
         self.interrupt()
@@ -303,7 +327,7 @@ class Worker:
 
     async def _settled_within(self, seconds: float) -> bool:
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(max(seconds, 0)):
                 await self._idle.wait()
         except TimeoutError:
             return False

@@ -19,6 +19,7 @@ from awa_sqla.errors import ConfigurationError, FollowUpError, StaleJobError
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Attempt
 from awa_sqla.session import verbs
+from awa_sqla.session.steps import release, reserve
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
 from awa_sqla.worker.run import outcome_of
@@ -54,7 +55,7 @@ def around(task: Task, factory: sessionmaker[Session]) -> Body:
 
     def body(context: JobContext[Any]) -> Result:
         with factory() as session:
-            guard = _CommitGuard(session)
+            guard = _CommitGuard(session, context.lease)
             session.begin()
             context.give_session(session)
             result = _accepted(task.handler(context))
@@ -74,7 +75,7 @@ def async_around(task: Task, factory: async_sessionmaker[AsyncSession]) -> Body:
 
     async def body(context: JobContext[Any]) -> Result:
         async with factory() as session:
-            guard = _CommitGuard(session.sync_session)
+            guard = _CommitGuard(session.sync_session, context.lease)
             await session.begin()
             context.give_session(session)
             result = _accepted(await task.handler(context))
@@ -119,14 +120,17 @@ def _refused(exc: StaleJobError | FollowUpError) -> Result:
 
 
 class _CommitGuard:
-    """Refuses the handler's own commit of `ctx.session`: the outcome would no longer be part of it."""
+    """Refuses the handler's own commit of `ctx.session`, and its own verbs on its job: the outcome is the worker's."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, attempt: Attempt) -> None:
         self._lifted = False
+        self._session = session
         event.listen(session, "before_commit", self._check)
+        reserve(session, attempt)
 
     def lift(self) -> None:
         self._lifted = True
+        release(self._session)
 
     def _check(self, session: Session) -> None:
         if not self._lifted and not session.in_nested_transaction():

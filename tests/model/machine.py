@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize
+from hypothesis.stateful import RuleBasedStateMachine
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -27,6 +27,9 @@ T = TypeVar("T")
 #: Which of several candidates a step takes; small numbers come first when a failure is made smaller.
 picks = st.integers(0, 30)
 sessions = st.integers(0, SESSIONS - 1)
+
+
+VETOED = "vetoed"
 
 
 class VetoError(Exception):
@@ -57,7 +60,7 @@ class Sitting:
 
 
 def step(function: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[Any, P], None]:
-    """A rule: count it, know whether it went well, and let a veto be its end."""
+    """A rule: count it (as the text that it returns, if any), know whether it went well, and let a veto be its end."""
 
     @wraps(function)
     def counted(self: Machine, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -65,8 +68,9 @@ def step(function: Callable[Concatenate[Any, P], object]) -> Callable[Concatenat
         try:
             done = function(self, *args, **kwargs)
         except VetoError:
-            done = "vetoed"
-        self.counts["nothing to do" if done is False else "vetoed" if done == "vetoed" else function.__name__] += 1
+            done = VETOED
+        nothing = "nothing to do" if done is False else None
+        self.counts[nothing or (done if isinstance(done, str) else function.__name__)] += 1
         self.counts["steps"] += 1
         self.sound = True
 
@@ -133,8 +137,7 @@ class Machine(RuleBasedStateMachine):
         rig.machine = self
         rig.clear()
 
-    @initialize(expire=st.booleans(), autoflush=st.booleans())
-    def open_sessions(self, expire: bool, autoflush: bool) -> None:
+    def open_sessions(self, *, expire: bool, autoflush: bool) -> None:
         """One with SQLAlchemy's defaults, one with other options, one without specs."""
         options = {"expire_on_commit": expire, "autoflush": autoflush}
         made = (
@@ -172,14 +175,23 @@ class Machine(RuleBasedStateMachine):
             made = self.attempted(sitting, act, sitting.session, job, *args, **kwargs)
         except StaleJobError as exc:
             assert not self.fits(before, handle), f"{exc} although it is {before}"
-            known = before is not None and before.store == "hot" and before.id == handle.attempt.id
-            expected = (before.state, before.lease) if known and before is not None else (None, None)
-            assert (exc.state, exc.found_lease) == expected, f"{exc} although it is {before}"
+            assert (exc.state, exc.found_lease) in self._as_it_stands(before, handle), f"{exc} although it is {before}"
             self.counts["stale attempts refused"] += 1
             return None
         assert before is not None
         assert self.fits(before, handle), f"{act.__name__} of {handle.attempt} went through although it is {before}"
         return before, made
+
+    @staticmethod
+    def _as_it_stands(row: Row | None, handle: Handle) -> list[tuple[str | None, int | None]]:
+        """What a `StaleJobError` may say of a job: its state and lease, or that it has left the table."""
+        gone: tuple[None, None] = (None, None)
+        if row is None or row.store != "hot":
+            return [gone]
+        if row.parent is None or row.id == handle.attempt.id:
+            return [(row.state, row.lease)]
+        # A follow-up whose row was rolled back: it is stored again, and then with another id.
+        return [gone] if row.id is not None else [gone, (row.state, row.lease)]
 
     @staticmethod
     def fits(row: Row | None, handle: Handle) -> bool:
@@ -199,6 +211,20 @@ class Machine(RuleBasedStateMachine):
     def remember(self, handle: Handle) -> None:
         """Keep an attempt, and let the oldest go."""
         self.handles = [*self.handles, handle][-16:]
+
+    def commit_now(self, sitting: Sitting) -> None:
+        """Commit a session, which a spec that raises must prevent."""
+        vetoed = sitting.transaction.vetoed
+        try:
+            self.attempted(sitting, sitting.session.commit)
+        finally:
+            if vetoed:
+                self.check()
+        assert not vetoed, "a commit went through although a spec raises"
+        sitting.transaction.commit()
+        sitting.savepoints.clear()
+        self.counts["commits"] += 1
+        self.check()
 
     def check(self) -> None:
         """What is committed is what the reference says."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import precondition, rule
+from hypothesis.stateful import initialize, precondition, rule
 from sqlalchemy import inspect
 
 from awa_sqla import (
@@ -34,8 +35,16 @@ TERMINAL = ("completed", "failed", "cancelled")
 lives = st.sampled_from([True, True, True, False])
 results = st.sampled_from([None, {"n": 1}, [1, "two"], "text", 0])
 delays = st.sampled_from([HOUR, timedelta(0)])
-some_queues = st.lists(st.sampled_from(QUEUES), min_size=1, max_size=4)
-given_attempts = precondition(lambda self: bool(self.handles))
+some_queues = st.permutations(QUEUES) | st.lists(st.sampled_from(QUEUES), min_size=1, max_size=2)
+jobs = st.tuples(
+    st.sampled_from([False, False, True]),
+    st.sampled_from(["now", "now", "now", "now", "past", "delay", "future"]),
+    st.sampled_from(QUEUES[:3]),
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.sampled_from([False] * 7 + [True]),
+)
+given_attempts = precondition(lambda self: any(self.handle(one, 0, live=True) for one in self.sittings))
 
 
 def _when() -> dict[str, dict[str, Any]]:
@@ -51,31 +60,36 @@ def _when() -> dict[str, dict[str, Any]]:
 class Verbs(Machine):
     """Everything that an application does to its jobs."""
 
-    @rule(
-        s=sessions,
-        plain=st.sampled_from([False, False, True]),
-        when=st.sampled_from(["now", "now", "now", "past", "delay", "future"]),
-        queue=st.sampled_from(QUEUES[:3]),
-        priority=st.integers(1, 4),
-        most=st.integers(1, 3),
-        poison=st.sampled_from([False, False, False, True]),
-    )
-    @step
-    def enqueue(
-        self, s: int, plain: bool, when: str, queue: str, priority: int, most: int, poison: bool
-    ) -> None:
-        sitting, n = self.sittings[s], next(self.numbers)
-        args = Plain(n=str(n)) if plain else Task(n=n, poison=poison)
-        options = {"queue": queue, "priority": priority, "max_attempts": most}
-        job = enqueue(sitting.session, args, **options, **_when()[when])  # type: ignore[call-overload]
-        key = key_of(PLAIN if plain else TASK, args.model_dump())
-        later = {"state": "scheduled", "store": "scheduled", "due": when == "past"} if when != "now" else {}
-        sitting.transaction.put(Row(key, queue, priority, most, poison and not plain, **later))  # type: ignore[arg-type]
-        sitting.hold(key, job)
+    @initialize(expire=st.booleans(), autoflush=st.booleans(), jobs=st.lists(jobs, min_size=2, max_size=5))
+    def begin(self, expire: bool, autoflush: bool, jobs: list[tuple[Any, ...]]) -> None:
+        """Three sessions, and some jobs."""
+        self.open_sessions(expire=expire, autoflush=autoflush)
+        self._enqueue(self.sittings[0], jobs)
+        self.commit_now(self.sittings[0])
 
-    @rule(s=sessions, queues=some_queues, limit=st.integers(1, 4))
+    @rule(s=sessions, jobs=st.lists(jobs, min_size=1, max_size=3), commits=st.booleans())
     @step
-    def claim(self, s: int, queues: list[str], limit: int) -> object:
+    def enqueue(self, s: int, jobs: list[tuple[Any, ...]], commits: bool) -> None:
+        self._enqueue(self.sittings[s], jobs)
+        if commits:
+            self.commit_now(self.sittings[s])
+
+    def _enqueue(self, sitting: Sitting, jobs: list[tuple[Any, ...]]) -> None:
+        for plain, when, queue, priority, most, poison in jobs:
+            n = next(self.numbers)
+            args = Plain(n=str(n)) if plain else Task(n=n, poison=poison)
+            options = {"queue": queue, "priority": priority, "max_attempts": most}
+            job = enqueue(sitting.session, args, **options, **_when()[when])  # type: ignore[call-overload]
+            key = key_of(PLAIN if plain else TASK, args.model_dump())
+            row = Row(key, queue, priority, most, poison and not plain)
+            later = {"state": "scheduled", "store": "scheduled", "due": when == "past"} if when != "now" else {}
+            sitting.transaction.put(replace(row, **later))  # type: ignore[arg-type]
+            sitting.hold(key, job)
+
+    @precondition(lambda self: any(row.state == "available" for row in self.reference.free()))
+    @rule(s=sessions, queues=some_queues, limit=st.integers(1, 4), commits=st.booleans())
+    @step
+    def claim(self, s: int, queues: list[str], limit: int, commits: bool) -> object:
         sitting = self.sittings[s]
         mine = sitting.transaction
         free = [r for r in mine.rows() if r.state == "available" and not self.reference.elsewhere(mine, r.key)]
@@ -92,25 +106,33 @@ class Verbs(Machine):
             assert not got or not passed or max(may[key].priority for key in got) <= min(passed)
             left -= len(got)
         assert left == limit - len(jobs)
+        earlier = self.reference.last_lease
         for job in sorted(jobs, key=lambda job: job.run_lease):
             self.reference.issued(job.run_lease)
         for job in jobs:
             row = mine.view(key_of(job.kind, job.args))
             assert row is not None
+            assert row.lease <= earlier
             mine.started(row.claimed(job.id, job.run_lease))
             assert Attempt.of(job) == (job.id, job.run_lease)
             assert (job.attempt, job.state) == (row.attempt + 1, "running")
             self.remember(Handle(row.key, Attempt.of(job), job))
             sitting.hold(row.key, job)
         self.counts["jobs claimed"] += len(jobs)
+        if commits:
+            self.commit_now(sitting)
         return bool(jobs)
 
     def _end(self, s: int, pick: int, live: bool, by_object: bool) -> tuple[Sitting, Handle, Any] | None:
-        sitting = self.sittings[s]
-        handle = self.handle(sitting, pick, live=live)
-        if handle is None:
-            return None
-        return sitting, handle, handle.job if by_object and handle.job is not None else handle.attempt
+        """A session and an attempt to end in it: session `s` if there is one for it, else the next one."""
+        for wanted in (live, False):
+            for sitting in (*self.sittings[s:], *self.sittings[:s]):
+                if (handle := self.handle(sitting, pick, live=wanted)) is None:
+                    continue
+                # A session that claims a job again has one object for both attempts: it stands for the later one.
+                same = handle.job is not None and Attempt.of(handle.job) == handle.attempt
+                return sitting, handle, handle.job if by_object and same else handle.attempt
+        return None
 
     @given_attempts
     @rule(s=sessions, pick=picks, live=lives, by_object=st.booleans(), result=results)
@@ -237,6 +259,7 @@ class Verbs(Machine):
         self.counts["stale attempts refused"] += len(done.stale)
         return bool(batch)
 
+    @precondition(lambda self: bool(self.reference.committed))
     @rule(s=sessions, pick=picks, by_object=st.booleans())
     @step
     def cancel(self, s: int, pick: int, by_object: bool) -> object:
@@ -253,7 +276,10 @@ class Verbs(Machine):
         try:
             made = self.attempted(sitting, cancel, sitting.session, job, reason="enough")
         except (JobNotFound, InvalidJob) as exc:
-            gone = row is None or (by_object and inspect(job).identity != (row.id,))
+            # The object may be of a move that was rolled back, or taken out of the session before the flush; and a
+            # follow-up whose savepoint was rolled back is stored again, with another id.
+            moved = by_object and inspect(job).transient
+            gone = row is None or moved or (by_object and row.parent and inspect(job).identity != (row.id,))
             assert gone, f"{exc!r} although it is {row}"
             return True
         assert row is not None
@@ -262,6 +288,6 @@ class Verbs(Machine):
         else:
             assert made is not None
             assert row.id in (None, made.id)
-            mine.stage(row.claimed(made.id, row.lease).cancelled("enough"), Outcome.CANCELLED)
+            mine.stage(replace(row, id=made.id).cancelled("enough"), Outcome.CANCELLED)
             sitting.hold(key, made)
         return True

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from awa_sqla import FollowUps
+from tests.races.matrix import ENDS, WINNERS
 from tests.races.race import Stage, follow_all
 from tests.races.sabotage import GUARDS
 from tests.worlds import Database, database, follow_ups, pytest_pyfunc_call, world
@@ -62,12 +63,12 @@ class Tally:
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
 
-    def add(self, cell: object, wrong: list[str], *, commits: bool, winner: str, sort: str = "cells") -> None:
+    def add(self, sort: str, race: object, wrong: list[str], *also: str) -> None:
         """Count one race, and keep what was wrong with it."""
-        self.counts.update([sort, "commits" if commits else "rollbacks", f"won by {winner}"])
+        self.counts.update([sort, *also])
         if wrong:
             self.counts["violations"] += 1
-            self.wrong.append(f"{cell}\n    " + "\n    ".join(wrong))
+            self.wrong.append(f"{race}\n    " + "\n    ".join(wrong))
 
     def check(self) -> None:
         """Fail with everything that was wrong."""
@@ -96,9 +97,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not _totals:
         return
     terminalreporter.section("races")
-    winners = ", ".join(f"{who} {_totals[f'won by {who}']}" for who in ("first", "second", "both", "neither"))
-    terminalreporter.line(
-        f"{_totals['cells']} cells, {_totals['claims']} claims, {_totals['looks']} looks; "
-        f"{_totals['commits']} commits, {_totals['rollbacks']} rollbacks; winners: {winners}; "
-        f"violations {_totals['violations']}"
-    )
+    ends = ", ".join(f"{end} {_totals[f'ended by {end}']}" for end in ENDS if _totals[f"ended by {end}"])
+    winners = ", ".join(f"{who} {_totals[f'won by {who}']}" for who in WINNERS)
+    terminalreporter.line(f"{_totals['cells']} cells: {ends}; won by {winners}")
+    terminalreporter.line(f"{_totals['claims']} lost claims, {_totals['looks']} cancels of a job that moves")
+    terminalreporter.line(f"violations {_totals['violations']}")

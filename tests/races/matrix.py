@@ -181,7 +181,7 @@ class Verdict:
     """The job that the second found."""
     end: Job
     winner: str
-    """Whose work is committed: first, second, both or neither."""
+    """Whose work is committed: one of `WINNERS`."""
 
 
 def judge(start: Job, first: str, second: str, *, commits: bool) -> Verdict:
@@ -205,6 +205,10 @@ def judge(start: Job, first: str, second: str, *, commits: bool) -> Verdict:
 
 
 # ------------------------------------------------------------------------------------------------------ the cells
+ENDS = ("commit", "rollback", "rollback to a savepoint")
+WINNERS = ("first", "second", "both", "neither")
+
+
 @dataclass(frozen=True)
 class Cell:
     """One race of the matrix."""
@@ -230,9 +234,6 @@ class Cell:
     def verdict(self) -> Verdict:
         """What must come of it."""
         return judge(STARTS[self.start], self.first, self.second, commits=self.commits)
-
-
-ENDS = ("commit", "rollback", "rollback to a savepoint")
 
 
 def cells(*, long: bool = False) -> Iterator[Cell]:

@@ -23,7 +23,7 @@ from sqlalchemy.orm import Session
 from awa_sqla import Attempt, FollowUps
 from awa_sqla.session.events import EVENTS
 from tests.app import NotifyOps, Order, Signup
-from tests.races.matrix import STARTS, Cell, Job, Verdict
+from tests.races.matrix import RULES, STARTS, Answer, Cell, Job
 from tests.races.verbs import RACERS, Scene, Told, told
 from tests.worlds import PATIENCE, AsyncWorld, Database, World
 
@@ -114,6 +114,16 @@ def follow_all(follow_ups: FollowUps) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the stage
+_COMMITTED = """
+    SELECT job.*, heartbeat_at < now() - interval '30 min' AS silent,
+        (SELECT dlq_reason FROM dlq_entries WHERE id = job.id),
+        ARRAY(SELECT parent_outcome FROM jobs WHERE parent_id = job.id) AS children,
+        ARRAY(SELECT outcome FROM follow_up_obligations WHERE job_id = job.id) AS owed,
+        ARRAY(SELECT note FROM app_order) AS orders
+    FROM jobs AS job WHERE id = %s
+"""
+
+
 class Stage:
     """The database of the races: one job at a time."""
 
@@ -133,13 +143,14 @@ class Stage:
         progress = {"percent": start.progress, "message": None, "metadata": {}}
         ended = "now()" if start.state in ("retryable", "completed") else "NULL"
         beat = "now() - interval '1 hour'" if start.silent else "NULL"
-        lease = self.database.value("SELECT nextval('run_lease_seq')")
-        stolen = "nextval('run_lease_seq')" if start.lease else "currval('run_lease_seq')"
-        [(job_id,)] = self.database.rows(
-            f"INSERT INTO {'scheduled_jobs' if start.store == 'scheduled' else 'jobs_hot'} "
-            "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, errors, progress) "
-            f"VALUES ('signup', %s, %s, %s, %s, {stolen}, now() - interval '1 hour', "
-            f"{beat}, {ended}, %s::jsonb[], %s) RETURNING id",
+        before = self.database.value("SELECT nextval('run_lease_seq')") if start.lease else None
+        table = "scheduled_jobs" if start.store == "scheduled" else "jobs_hot"
+        [(job_id, lease)] = self.database.rows(
+            f"INSERT INTO {table} "
+            "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, errors, "
+            "progress) "
+            "VALUES ('signup', %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
+            f"{beat}, {ended}, %s::jsonb[], %s) RETURNING id, run_lease",
             queue,
             start.state,
             start.attempt,
@@ -156,19 +167,15 @@ class Stage:
                 outcome,
                 job_id,
             )
-        return Scene(Attempt(job_id, lease), queue, start.store, self.follow_ups.specs)
+        return Scene(Attempt(job_id, before or lease), queue, start.store, self.follow_ups.specs)
 
-    def violations(self, scene: Scene, end: Job, notes: list[str]) -> list[str]:
-        """Where the committed rows are not those of the reference."""
+    def violations(self, scene: Scene, end: Job, notes: list[str], lease: int | None = None) -> list[str]:
+        """Where the committed rows are not those of the reference; `lease` is the one last handed out."""
         held = scene.held
-        found = self.database.rows("SELECT * FROM jobs WHERE id = %s", held.id)
+        found = self.database.rows(_COMMITTED, held.id)
         if len(found) != 1:
             return [f"the job is in {[row.stored_in for row in found]}"]
         [row] = found
-        children = self.database.rows("SELECT parent_outcome FROM jobs WHERE parent_id = %s", held.id)
-        owed = self.database.rows("SELECT outcome FROM follow_up_obligations WHERE job_id = %s", held.id)
-        orders = self.database.rows("SELECT note FROM app_order")
-        dead = self.database.rows("SELECT dlq_reason FROM dlq_entries") if row.stored_in == "dead" else []
         checks = {
             "state": (row.state, end.state),
             "store": (row.stored_in, end.store),
@@ -177,13 +184,14 @@ class Stage:
             "errors": (tuple((e["error"], e["type"], e["attempt"]) for e in row.errors), end.errors),
             "progress": (row.progress and row.progress["percent"], end.progress),
             "result": (row.result, end.result),
-            "heartbeat": (row.heartbeat_at is not None, end.state == "running"),
-            "dead letter": (dead[0][0] if dead else None, end.reason),
+            "silence": (row.silent, end.silent if end.state == "running" else None),
+            "dead letter": (row.dlq_reason, end.reason),
             "a lease moved on": (row.run_lease > held.run_lease, end.lease > 0),
-            "lease kept or moved on": (row.run_lease >= held.run_lease, True),
-            "children": (Counter(outcome for (outcome,) in children), Counter(end.children)),
-            "obligations": (Counter(outcome for (outcome,) in owed), Counter(end.owed)),
-            "rows of the application": (Counter(note for (note,) in orders), Counter(notes)),
+            "a lease moved back": (row.run_lease < held.run_lease, False),
+            "lease": (row.run_lease, lease or row.run_lease),
+            "children": (Counter(row.children), Counter(end.children)),
+            "obligations": (Counter(row.owed), Counter(end.owed)),
+            "rows of the application": (Counter(row.orders), Counter(notes)),
         }
         return [f"{what} is {is_!r}, not {must!r}" for what, (is_, must) in checks.items() if is_ != must]
 
@@ -198,9 +206,7 @@ def race(maker: Any, rival: Rival, stage: Stage, cell: Cell) -> list[str]:
         savepoint = session.begin_nested() if "savepoint" in cell.end else None
         one = told(lambda: RACERS[cell.first](session, scene))
         go_on_with(session, "first", flushed=cell.flushed)
-        second = rival.start(
-            lambda session: told(lambda: RACERS[cell.second](session, scene)), flushed=cell.flushed
-        )
+        second = rival.start(lambda session: told(lambda: RACERS[cell.second](session, scene)), flushed=cell.flushed)
         waited = rival.is_held_up(stage.database)
         (savepoint.rollback if savepoint else session.commit if cell.commits else session.rollback)()
         rival.let_go()
@@ -214,22 +220,34 @@ def race(maker: Any, rival: Rival, stage: Stage, cell: Cell) -> list[str]:
         rival.let_go()
         if second is not None:
             second.exception(PATIENCE)
-    wrong = _answers(verdict, scene, STARTS[cell.start], one, two)
+    wrong = _answers(cell, scene, one, two)
     if waited != verdict.waits:
         wrong.append("the second waited for the lock" if waited else "the second did not wait for the lock")
     notes = ["first", "second", "after"] if cell.commits else ["second", "after"]
-    return wrong + stage.violations(scene, verdict.end, notes)
+    return wrong + stage.violations(scene, verdict.end, notes, _last_lease(cell, one, two))
 
 
-def _answers(verdict: Verdict, scene: Scene, start: Job, one: Told, two: Told) -> list[str]:
+def _answers(cell: Cell, scene: Scene, one: Told, two: Told) -> list[str]:
+    """Where somebody was not told what the reference says."""
+    verdict, start = cell.verdict, STARTS[cell.start]
     wrong: list[str] = []
-    for who, is_, must, met in (("first", one, verdict.first, start), ("second", two, verdict.second, verdict.met)):
+    for who, name, is_, must, met in (
+        ("first", cell.first, one, verdict.first, start),
+        ("second", cell.second, two, verdict.second, verdict.met),
+    ):
         if is_.answer != must:
             wrong.append(f"the {who} got {is_.answer}, not {must}")
         elif is_.error is not None:
             named = (is_.error.job_id, is_.error.run_lease, is_.error.state)
             if named != (*scene.held, met.state if met.store == "hot" else None):
                 wrong.append(f"the {who}'s error says {named}")
-    if two.state is not None and two.answer == verdict.second and two.state != verdict.end.state:
-        wrong.append(f"the second was handed a job that is {two.state}")
+        elif is_.state is not None and is_.state != RULES[name].does(met).state:
+            wrong.append(f"the {who} was handed a job that is {is_.state}")
     return wrong
+
+
+def _last_lease(cell: Cell, one: Told, two: Told) -> int | None:
+    """The lease of the row that was handed out last and is committed, if nobody has stolen it since."""
+    if two.answer is Answer.WON and (cell.second == "thief" or two.lease is not None):
+        return two.lease
+    return one.lease if cell.commits else None

@@ -19,8 +19,8 @@ Edit = Callable[[str], str]
 
 #: `run_lease = <bind>`, whatever the driver's binds look like; the bind stays, its value does not matter any more.
 _FENCE = re.compile(r"awa\.jobs_hot\.run_lease = (%\(held_lease\)s(?:::BIGINT)?|\$\d+::BIGINT)")
-_JOINED_FENCE = re.compile(r"awa\.jobs_hot\.run_lease = (held|flight)\.run_lease")
-_CLAIM_LOCK = re.compile(r"FOR NO KEY UPDATE SKIP LOCKED")
+_JOINED_FENCE = re.compile(r"awa\.jobs_hot\.run_lease = \w+\.run_lease")
+_CLAIM_LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 _STILL_AVAILABLE = re.compile(r"\(?awa\.jobs_hot\.state \|\| ''\)? = 'available'")
 
 
@@ -31,7 +31,7 @@ def _without_lease(statement: str) -> str:
 def _without_claim(statement: str) -> str:
     if not _STILL_AVAILABLE.search(statement):
         return statement
-    return _CLAIM_LOCK.sub("", _STILL_AVAILABLE.sub("true", statement))
+    return _STILL_AVAILABLE.sub("true", statement).replace(_CLAIM_LOCK, "")
 
 
 @contextmanager

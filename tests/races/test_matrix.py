@@ -17,22 +17,23 @@ from tests.races.race import Rival, Stage, race
 from tests.races.verbs import RACERS
 from tests.worlds import WORLDS, World
 
-LONG = bool(os.environ.get("AWA_LONG"))
-REPEATS = 3 if LONG else 1
+#: 0, or how often the long matrix is repeated.
+LONG = int(os.environ.get("AWA_LONG") or 0)
 #: The whole matrix in one world; every so many-th cell in these.  No factor of the number of cells in a row.
 WHOLE = list(WORLDS) if LONG else ["psycopg"]
 SLICED = [] if LONG else ["async-asyncpg", "psycopg2"]
 STEP = 7
 
-CELLS = list(cells(long=LONG))
+CELLS = list(cells(long=LONG > 0))
 
 
 def run(world: World, stage: Stage, tally: Tally, chosen: list[Any]) -> None:
     """Race these cells one after the other."""
     maker, rival = world.maker(stage.follow_ups), Rival(world)
     try:
-        for cell in chosen * REPEATS:
-            tally.add(cell, race(maker, rival, stage, cell), commits=cell.commits, winner=cell.verdict.winner)
+        for cell in chosen * max(LONG, 1):
+            wrong = race(maker, rival, stage, cell)
+            tally.add("cells", cell, wrong, f"ended by {cell.end}", f"won by {cell.verdict.winner}")
     finally:
         rival.close()
     tally.check()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import psycopg.errors
 import pytest
-from sqlalchemy import CheckConstraint, Connection, Engine, Insert, Table, insert, null
+from sqlalchemy import CheckConstraint, Connection, Engine, Insert, Table, insert, null, text
 from sqlalchemy.exc import IntegrityError
 
 from awa_sqla import DeadLetter, Job, JobState, ScheduledJob, limits
@@ -47,6 +47,12 @@ JOB_LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
     ("attempt", "attempt", [0, limits.ATTEMPTS], [-1]),
     ("max_attempts", "max_attempts", [1, limits.ATTEMPTS], [0, limits.ATTEMPTS + 1]),
     ("tags", "tags", [[], ["t"] * limits.TAGS], [["t"] * (limits.TAGS + 1)]),
+    (
+        "run_at",
+        "run_at",
+        [limits.EARLIEST, limits.LATEST],
+        [limits.EARLIEST - timedelta(seconds=1), limits.LATEST + timedelta(seconds=1), text("'-infinity'")],
+    ),
 ]
 
 _NOW = datetime.now(UTC)

@@ -128,3 +128,9 @@ def test_a_refused_enqueue_leaves_the_transaction_as_it_was(world: World, databa
         enqueue(session, Any_(value="\0"))
     session.commit()
     assert database.kinds() == ["signup"]
+
+
+@pytest.mark.parametrize("when", [datetime.min, datetime.max, datetime(1969, 12, 31)], ids=str)
+def test_a_due_time_that_not_every_driver_can_read_is_refused(when):
+    with pytest.raises(InvalidJob, match="run_at: must lie between 1970 and 9000"):
+        EnqueueRequest(Signup(), run_at=when.replace(tzinfo=UTC))

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
-from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, SchemaVersionError
+from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, SchemaVersionError, Worker, cancel
 from awa_sqla.schema import create_all, migrate
 
 ROOT = Path(__file__).parents[2]
@@ -306,6 +307,68 @@ def test_a_killed_workers_jobs_are_done_by_the_next_one(stage, quick, tmp_path):
 
 
 # ------------------------------------------------------------- trouble
+
+
+def test_a_stop_does_not_cut_a_claim_that_may_have_been_committed(stage):
+    ran: set[int] = set()
+
+    async def handler(ctx: Any) -> None:
+        ran.add(ctx.job.id)
+
+    stage.app.queues["default"] = QueueConfig(concurrency=5)
+    stage.app.task(Work)(handler)
+    stage.enqueue(*[Work() for _ in range(400)])
+    for pause in range(8):
+
+        async def a_moment(worker: Any, pause: int = pause) -> None:
+            await asyncio.sleep(0.01 * pause)
+
+        stage.play(lambda: True, during=a_moment)
+        assert "running" not in stage.states()
+    assert {job.id for job in stage.jobs() if job.state == "completed"} == ran
+
+
+def test_a_cancellation_before_the_first_step_of_a_handler_loses_no_slot(stage):
+    async def handler(ctx: Any) -> None:
+        raise AssertionError("was asked to stop before it began")
+
+    stage.app.task(Work)(handler)
+    stage.enqueue(Work())
+    begin = Worker._begin
+
+    def begin_and_stop(worker: Worker, claimed: Any) -> None:
+        begin(worker, claimed)
+        (run,) = worker._flight.values()
+        with stage.sessions.begin() as session:
+            cancel(session, claimed.attempt.id, reason="at once")
+        run.stop("the job was cancelled")
+
+    Worker._begin = begin_and_stop  # type: ignore[method-assign]
+    try:
+        worker = stage.play()
+    finally:
+        Worker._begin = begin  # type: ignore[method-assign]
+    assert (stage.states(), worker.finished, worker.abandoned) == (["cancelled"], 1, 0)
+
+
+def test_options_that_only_asyncpg_knows_do_not_stop_the_heart(stage, quick):
+    async def handler(ctx: Any) -> None:
+        await asyncio.sleep(2.5)
+
+    stage.app.task(Work)(handler)
+    stage.enqueue(Work())
+    url = stage.url.set(drivername="postgresql+asyncpg", query={"prepared_statement_cache_size": "0"})
+    stage.play(url=url, **quick)
+    assert [(job.state, job.attempt) for job in stage.jobs()] == [("completed", 1)]
+
+
+def test_a_heart_that_cannot_reach_the_database_is_noticed_before_the_first_claim(stage):
+    stage.app.task(Work)(nothing)
+    stage.enqueue(Work())
+    given = create_async_engine(stage.url.set(password="wrong"), connect_args={"password": stage.url.password})
+    with pytest.raises(ConfigurationError, match="heartbeats use a connection of their own"):
+        stage.play(url=given)
+    assert stage.states() == ["available"]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -24,6 +25,8 @@ from awa_sqla import (
     RetryAfter,
     cancel,
     complete,
+    complete_many,
+    set_progress,
 )
 from tests.app import Order
 
@@ -403,3 +406,46 @@ def test_an_attempt_is_its_id_and_its_lease(stage):
     stage.play()
     (job,) = stage.jobs()
     assert seen == [Attempt(job.id, job.run_lease)]
+
+
+# ---------------------------------------------------------- the handler's own job
+
+
+@pytest.mark.parametrize("road", TRANSACTIONAL)
+@pytest.mark.parametrize("verb", ["complete", "cancel", "complete_many", "set_progress"])
+def test_a_verb_on_the_handlers_own_job_through_its_session_is_refused(stage, road, verb):
+    def act(ctx: Any) -> Any:
+        calls = {
+            "complete": lambda session: complete(session, ctx.lease),
+            "cancel": lambda session: cancel(session, ctx.job.id, reason="x"),
+            "complete_many": lambda session: complete_many(session, [ctx.lease]),
+            "set_progress": lambda session: set_progress(session, ctx.lease, 5),
+        }
+        return ctx.session.run_sync(calls[verb]) if road == "async" else calls[verb](ctx.session)
+
+    transactional(stage, road, act)
+    stage.enqueue(Work(text="a"))
+    stage.play()
+    (job,) = stage.jobs()
+    assert (job.state, orders(stage)) == ("failed", [])
+    assert "return the outcome" in job.errors[0]["error"]
+
+
+def test_other_jobs_are_open_to_the_handlers_session(stage):
+    (other,) = stage.enqueue(Next(), queue="elsewhere")
+    transactional(stage, "def", lambda ctx: cancel(ctx.session, other, reason="not needed") and None)
+    stage.enqueue(Work(text="a"))
+    stage.play()
+    assert (stage.states("next"), stage.states("work")) == (["cancelled"], ["completed"])
+
+
+def test_progress_does_not_wait_for_ever_for_a_row_that_the_handlers_session_holds(stage):
+    def act(ctx: Any) -> None:
+        ctx.session.execute(text("SELECT 1 FROM awa.jobs_hot WHERE id = :id FOR UPDATE"), {"id": ctx.job.id})
+        ctx.set_progress(20)
+
+    transactional(stage, "def", act)
+    stage.enqueue(Work(text="a"), max_attempts=1)
+    stage.play()
+    (job,) = stage.jobs()
+    assert "another transaction holds this job's row" in job.errors[0]["error"]

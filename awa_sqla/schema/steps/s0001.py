@@ -65,7 +65,8 @@ CREATE TABLE {schema}.jobs_hot (
     CONSTRAINT ck_jobs_hot_priority CHECK (priority BETWEEN 1 AND 4),
     CONSTRAINT ck_jobs_hot_attempt CHECK (attempt >= 0),
     CONSTRAINT ck_jobs_hot_max_attempts CHECK (max_attempts BETWEEN 1 AND 1000),
-    CONSTRAINT ck_jobs_hot_tags CHECK (cardinality(tags) <= 20)
+    CONSTRAINT ck_jobs_hot_tags CHECK (cardinality(tags) <= 20),
+    CONSTRAINT ck_jobs_hot_run_at CHECK (run_at BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00')
 )""",
     """\
 CREATE INDEX ix_jobs_hot_claim ON {schema}.jobs_hot (queue, priority, run_at, id)
@@ -116,7 +117,8 @@ CREATE TABLE {schema}.scheduled_jobs (
     CONSTRAINT ck_scheduled_jobs_priority CHECK (priority BETWEEN 1 AND 4),
     CONSTRAINT ck_scheduled_jobs_attempt CHECK (attempt >= 0),
     CONSTRAINT ck_scheduled_jobs_max_attempts CHECK (max_attempts BETWEEN 1 AND 1000),
-    CONSTRAINT ck_scheduled_jobs_tags CHECK (cardinality(tags) <= 20)
+    CONSTRAINT ck_scheduled_jobs_tags CHECK (cardinality(tags) <= 20),
+    CONSTRAINT ck_scheduled_jobs_run_at CHECK (run_at BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00')
 )""",
     "CREATE INDEX ix_scheduled_jobs_due ON {schema}.scheduled_jobs (run_at, id)",
     """\
@@ -171,7 +173,8 @@ CREATE TABLE {schema}.dlq_entries (
     CONSTRAINT ck_dlq_entries_priority CHECK (priority BETWEEN 1 AND 4),
     CONSTRAINT ck_dlq_entries_attempt CHECK (attempt >= 0),
     CONSTRAINT ck_dlq_entries_max_attempts CHECK (max_attempts BETWEEN 1 AND 1000),
-    CONSTRAINT ck_dlq_entries_tags CHECK (cardinality(tags) <= 20)
+    CONSTRAINT ck_dlq_entries_tags CHECK (cardinality(tags) <= 20),
+    CONSTRAINT ck_dlq_entries_run_at CHECK (run_at BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00')
 )""",
     """\
 CREATE INDEX ix_dlq_entries_parent_id ON {schema}.dlq_entries (parent_id)

@@ -1,0 +1,176 @@
+"""Rules: maintenance, other processes, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+from sqlalchemy.orm import Session
+
+from awa_sqla import Attempt, Outcome
+from awa_sqla.maintenance import Dispatched, dispatch_obligation, promote, rescue
+from tests.model.application import DEAD, Cause, poisoned
+from tests.model.machine import Handle, Machine, picks, step
+from tests.model.reference import RESCUED, Row
+
+STALE_AFTER = timedelta(minutes=1)
+some_run = precondition(lambda self: any(row.state == "running" for row in self.reference.free()))
+survives = st.sampled_from([True, True, True, False])
+
+
+class Maintenance(Machine):
+    """What keeps the tables moving, and what breaks in between."""
+
+    @property
+    def mine(self) -> Any:
+        """The transaction of maintenance."""
+        return self.reference.transactions[-1]
+
+    def _pass(self, survives: bool, act: Callable[[Session], None]) -> None:
+        """One pass in a session of its own, which commits or dies before it does."""
+        session = self.rig.session(local=True)
+        try:
+            act(session)
+            if survives:
+                session.commit()
+                self.mine.commit()
+            else:
+                self.mine.roll_back()
+        finally:
+            session.close()
+        self.check()
+
+    @precondition(lambda self: any(row.store == "scheduled" and row.due for row in self.reference.free()))
+    @rule(survives=survives)
+    @step
+    def promote(self, survives: bool) -> None:
+        due = [row for row in self.reference.free() if row.store == "scheduled" and row.due]
+
+        def act(session: Session) -> None:
+            done = promote(session)
+            assert (done.jobs, done.queues) == (len(due), {row.queue for row in due})
+            for row in due:
+                self.mine.put(row.promoted())
+
+        self._pass(survives, act)
+
+    @precondition(lambda self: any(row.silent for row in self.reference.free()))
+    @rule(survives=survives)
+    @step
+    def rescue(self, survives: bool) -> None:
+        lost = sorted((row for row in self.reference.free() if row.silent), key=lambda row: row.id or 0)
+
+        def act(session: Session) -> None:
+            assert rescue(session, stale_after=STALE_AFTER) == [(row.id, row.lease) for row in lost]
+            for row in lost:
+                after = row.failed(RESCUED)
+                spent = () if after.state == "retryable" else (Outcome.EXHAUSTED,)
+                self.mine.stage(after, Outcome.RESCUED, *spent, defer=True)
+
+        self._pass(survives, act)
+
+    @precondition(lambda self: bool(self.reference.owed))
+    @rule(survives=survives)
+    @step
+    def dispatch(self, survives: bool) -> None:
+        self._dispatch(survives)
+
+    def _dispatch(self, survives: bool) -> bool:
+        """One obligation, if one is due."""
+        known = {
+            row.id: (row.job_id, row.outcome, row.lease, row.spec)
+            for row in self.database.rows(
+                "SELECT *, (snapshot ->> 'run_lease')::bigint AS lease FROM follow_up_obligations"
+            )
+        }
+        done: list[Dispatched] = []
+
+        def act(session: Session) -> None:
+            one = dispatch_obligation(session, self.rig.everything.specs)
+            done.extend([one] if one else [])
+            if one is None:
+                assert all(owed.waits for owed in self.reference.owed.values()), "an obligation was passed over"
+            else:
+                self._paid(known[one.obligation_id], one, survives)
+
+        self._failed_before = set(self.failed_once)
+        self._pass(survives, act)
+        return bool(done)
+
+    def _paid(self, cause: Cause, done: Dispatched, survives: bool) -> None:
+        owed = self.reference.owed[cause]
+        raises = poisoned(owed.happened.kind, owed.happened.poison, owed.spec.name)
+        assert (done.error is not None) == (raises and cause not in self._failed_before), (cause, done)
+        if not survives:
+            return
+        if done.error is not None:
+            assert "poisoned" in done.error
+            owed.tries, owed.waits = owed.tries + 1, True
+            self.counts["dispatches that failed"] += 1
+            return
+        del self.reference.owed[cause]
+        for row in owed.happened.follow_ups(owed.spec):
+            self.mine.put(row)
+
+    # ------------------------------------------------------------------------------- time and others
+    @precondition(lambda self: any(row.store == "scheduled" and not row.due for row in self.reference.free()))
+    @rule()
+    @step
+    def time_passes(self) -> None:
+        """Everything that waits for its time is due, but for rows that a transaction holds."""
+        self.database.execute(
+            "UPDATE scheduled_jobs SET run_at = now() - interval '1 s' "
+            "WHERE id IN (SELECT id FROM scheduled_jobs FOR UPDATE SKIP LOCKED)"
+        )
+        self.database.execute("UPDATE follow_up_obligations SET next_attempt_at = now() - interval '1 s'")
+        for row in self.reference.free():
+            if row.store == "scheduled":
+                self._replace(row, due=True)
+        for owed in self.reference.owed.values():
+            owed.waits = False
+
+    def _replace(self, row: Row, **values: Any) -> None:
+        self.reference.committed[row.key] = replace(row, **values)
+
+    def _running(self, pick: int) -> Row:
+        may = [row for row in self.reference.free() if row.state == "running"]
+        return may[pick % len(may)]
+
+    @some_run
+    @rule(pick=picks)
+    @step
+    def worker_dies(self, pick: int) -> None:
+        """An attempt whose worker has not beaten for an hour."""
+        row = self._running(pick)
+        self.database.execute("UPDATE jobs_hot SET heartbeat_at = now() - interval '1 h' WHERE id = %s", row.id)
+        self._replace(row, silent=True)
+
+    @some_run
+    @rule(pick=picks)
+    @step
+    def thief(self, pick: int) -> None:
+        """The same job runs under another lease, as after a rescue and the next claim."""
+        row = self._running(pick)
+        assert row.id is not None
+        self.database.move_on(row.id)
+        lease = self.reference.issued(self.database.job(row.id).run_lease)
+        self._replace(row, attempt=row.attempt + 1, lease=lease)
+        self.remember(Handle(row.key, Attempt(row.id, lease)))
+        self.check()
+
+    def settle(self) -> None:
+        """Pay everything that is owed: then nothing is left but follow-ups, once each."""
+        while self.reference.owed:
+            self.time_passes()
+            assert self._dispatch(survives=True)
+        self.check()
+        arrived = [row for row in self.reference.committed.values() if row.store == "dead"]
+        assert all(row.queue == DEAD for row in arrived)
+        self.counts["dead letters"] += len(arrived)
+        self.counts["jobs"] += len(self.reference.committed)
+        self.counts["outcomes"] += len(self.reference.outcomes)
+        self.counts["follow-ups"] += sum(row.parent is not None for row in self.reference.committed.values())

@@ -1,0 +1,48 @@
+"""A matrix that cannot fail proves nothing: without any one of its guards the package loses races."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.races.matrix import FENCED
+from tests.races.sabotage import GUARDS
+
+ROOT = Path(__file__).parents[2]
+#: For each guard: a row of the matrix, and the violations that must show in it.
+ROWS = {
+    "lease": (
+        "psycopg-running-thief",
+        [f"running: thief ends by commit[^\n]*, {verb} races\n    the second got won" for verb in FENCED],
+    ),
+    "claim": (
+        "psycopg-available-claim",
+        ["available: claim ends by commit, claim races\n    the second got won, not nothing taken"],
+    ),
+    "ledger": ("psycopg-running-complete", [r"children is Counter\(\), not Counter\({'completed': 1}\)"]),
+    "obligation": ("psycopg-running-rescue", [r"obligations is Counter\(\), not Counter\({'rescued': 1}\)"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guard", GUARDS)
+def test_the_matrix_is_red_without_a_guard(guard: str) -> None:
+    row, violations = ROWS[guard]
+    command = [sys.executable, "-m", "pytest", "tests/races/test_matrix.py", "-q", "-p", "no:xdist", "-k", row]
+    done = subprocess.run(
+        [*command, "--sabotage", guard],
+        cwd=ROOT,
+        env={key: value for key, value in os.environ.items() if not key.startswith(("PYTEST", "AWA_"))},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [what for what in violations if not re.search(what, done.stdout)] == []
+    assert re.search(r"^violations [1-9]", done.stdout, re.MULTILINE)
