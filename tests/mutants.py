@@ -14,8 +14,9 @@ Needs the `test` extra and `coverage`. How it works:
 3. Mutants are made from the syntax tree by the operators below, shuffled by `--seed`, and the first `--sample` are
    taken. What stays as it is: docstrings, annotations and type aliases, overloads, protocols, decorators, what is
    given to an exception, log calls, and lines marked `no cover`.
-4. Each runs against the `CAP` quickest of its tests, from the `FILES` files nearest to it, up to the first failure.
-   What survives that runs against all the rest of its tests. Over the time limit counts as killed, and is counted apart.
+4. Each runs against `CAP` of its tests, up to the first failure: those that have killed others, then the quickest of
+   the `FILES` files nearest to it. What survives that runs against the rest of its tests in a second round. Over the
+   time limit counts as killed, and is counted apart.
 5. `--control` unchanged copies run in the same way among them: one that is "killed" means that tests are flaky.
 
 Runners are forked from a process that has imported the libraries and nothing of ours, which saves a second for each.
@@ -52,8 +53,8 @@ COPIED = ("awa_sqla", "tests", "docs", "alembic", "examples", "pyproject.toml", 
 LIBRARIES = ("pytest", "sqlalchemy.ext.asyncio", "sqlalchemy.dialects.postgresql", "psycopg", "psycopg2")
 LIBRARIES += ("asyncpg", "pydantic", "blake3", "coverage")
 WORLDS = ("psycopg", "async-psycopg", "async-asyncpg", "psycopg2")
-CAP = 40
-FILES = 6
+CAP = 15
+FILES = 2
 LIMIT = 30.0
 
 
@@ -403,15 +404,15 @@ def tests_of(mutant: Mutant, coverage: Coverage, uses: Uses) -> list[str]:
 class OneWorld:
     """A plugin: each test in one world only; and, when asked, coverage by test and the time of each."""
 
-    def __init__(self, coverage: Any = None, only: set[str] | None = None) -> None:
-        self.coverage, self.only = coverage, only
+    def __init__(self, coverage: Any = None, only: list[str] | None = None) -> None:
+        self.coverage, self.only = coverage, only and {test: place for place, test in enumerate(only)}
         self.seconds: dict[str, float] = defaultdict(float)
         self.failed = ""
 
     def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         """Keep the chosen tests; in a first run, the first world of each."""
         if self.only is not None:
-            items[:] = [item for item in items if item.nodeid in self.only]
+            items[:] = sorted((item for item in items if item.nodeid in self.only), key=lambda i: self.only[i.nodeid])
             return
         kept: dict[str, Any] = {}
         for item in items:
@@ -519,7 +520,7 @@ def tried(home: Path, tests: list[str]) -> dict[str, Any]:
     """In the child: run these tests up to the first failure."""
     import pytest
 
-    plugin = OneWorld(only=set(tests))
+    plugin = OneWorld(only=tests)
     files = list(dict.fromkeys(test.split("::")[0] for test in tests))
     code = pytest.main([*ARGUMENTS, *files], plugins=[plugin])
     import awa_sqla
@@ -547,38 +548,39 @@ class Runner:
         settings = {"max_prepared_transactions": "10", "max_connections": "200"}
         self.postgres = LocalPostgres(settings=settings).start()
         self.url = self.postgres.sqlalchemy_url()
+        self.killers: Counter[str] = Counter()
 
     def measure(self, tests: list[str]) -> Coverage:
         """Who runs what."""
         got = run_tests(self.home, self.url, lambda: measured(self.home, tests), 1800, self.log)
         if not got or got["code"]:
-            raise SystemExit(f"the tests fail without any mutant: {got and got['failed']}\n{self.log.read_text()[-4000:]}")
+            raise SystemExit(f"the tests fail without any mutant\n{self.log.read_text()[-4000:]}")
         lines = {path: {int(line): tests for line, tests in found.items()} for path, found in got["lines"].items()}
         return Coverage(lines, got["seconds"])
 
     def judge(self, mutant: Mutant | None, path: str, tests: list[str], coverage: Coverage) -> dict[str, Any]:
-        """Killed, timed out, survived or not covered; by which test, after how long."""
+        """Killed, timed out or survived; by which test, after how long."""
         started = time.monotonic()
         file = self.home / path
         source = file.read_text()
-        verdict, by, ran = "not covered", "", 0
+        limit = LIMIT + (8 * sum(coverage.seconds.get(test, 0.1) for test in tests) if len(tests) > CAP else 0)
         try:
             file.write_text(mutated(source, mutant))
             for cached in (file.parent / "__pycache__").glob(f"{file.stem}.*.pyc"):
                 cached.unlink()
-            for chosen in (tests[:CAP], tests[CAP:]):
-                if not chosen:
-                    continue
-                limit = LIMIT + (4 * sum(coverage.seconds.get(test, 0.1) for test in chosen) if len(chosen) > CAP else 0)
-                got = run_tests(self.home, self.url, lambda chosen=chosen: tried(self.home, chosen), limit, self.log)
-                ran += len(chosen)
-                verdict = "timed out" if got is None else "survived" if got["code"] in (0, 5) else "killed"
-                by = "" if got is None else got["failed"]
-                if verdict != "survived":
-                    break
+            got = run_tests(self.home, self.url, lambda: tried(self.home, tests), limit, self.log)
         finally:
             file.write_text(source)
-        return {"verdict": verdict, "by": by, "ran": ran, "seconds": round(time.monotonic() - started, 1)}
+        verdict = "timed out" if got is None else "survived" if got["code"] in (0, 5) else "killed"
+        by = "" if got is None else got["failed"]
+        self.killers[by] += verdict == "killed"
+        return {"verdict": verdict, "by": by, "seconds": round(time.monotonic() - started, 1)}
+
+    def first(self, tests: list[str]) -> list[str]:
+        """Those that have killed others and the quickest, of a few files."""
+        chosen = sorted(tests[: 4 * CAP], key=lambda test: -self.killers[test])[:CAP]
+        files = list(dict.fromkeys(test.split("::")[0] for test in chosen))[:FILES]
+        return [test for test in chosen if test.split("::")[0] in files]
 
 
 # --------------------------------------------------------------------------------------------------- the whole
@@ -593,6 +595,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", metavar="GLOB", help="mutants of one place, as in 'cancel.py:6*'; no sample")
     parser.add_argument("--tests", nargs="+", default=list(TESTS), help="the tests to choose from")
     parser.add_argument("--coverage", type=Path, help="keep which test runs which line here, or take it from here")
+    parser.add_argument("--resume", action="store_true", help="keep the verdicts that are in --out already")
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     parser.add_argument("--out", type=Path, default=Path("mutants.json"), help="every verdict, as JSON")
     return parser.parse_args()
@@ -622,6 +625,11 @@ def main() -> None:
     Session(options, sources, work, len(everything), chooser).run()
 
 
+def key_of(verdict: dict[str, Any]) -> tuple[Any, ...]:
+    """What makes a mutant the same one in another run."""
+    return tuple(verdict.get(name) for name in ("path", "line", "index", "operator", "variant", "after"))
+
+
 class Session:
     """One whole run of this script."""
 
@@ -640,7 +648,7 @@ class Session:
     def run(self) -> None:
         """Start the runners, measure once, share the work out."""
         os.environ.pop("AWA_TEST_DATABASE_URL", None)
-        fork = multiprocessing.get_context("fork")
+        self.known_verdicts()
         with tempfile.TemporaryDirectory(prefix="awa-mutants-") as base:
             runners = [Runner(number, Path(base)) for number in range(self.options.jobs)]
             # The servers are up; no child may know the modules that started them.
@@ -654,19 +662,19 @@ class Session:
                     self.options.coverage.write_text(json.dumps(asdict(self.coverage)))
                 self.uses = Uses(self.sources)
                 print(f"{len(self.coverage.seconds)} tests in {sum(self.coverage.seconds.values()):.0f} s", flush=True)
-                self.next, self.results = fork.Value("i", 0), fork.SimpleQueue()
-                workers = [fork.Process(target=self.share, args=(runner,), daemon=False) for runner in runners]
-                for worker in workers:
-                    worker.start()
-                for _ in runners:
-                    while (verdict := self.results.get()) is not None:
-                        self.note(*verdict)
-                for worker in workers:
-                    worker.join()
+                self.round(runners)
+                self.round(runners)
             finally:
                 for runner in runners:
                     runner.postgres.stop()
         self.report()
+
+    def known_verdicts(self) -> None:
+        """What an earlier run has found need not be found again."""
+        self.verdicts = [asdict(one) if one else {"control": True} for one in self.work]
+        if self.options.resume and self.options.out.exists():
+            known = {key_of(one): one for one in json.loads(self.options.out.read_text()) if "control" not in one}
+            self.verdicts = [known.get(key_of(verdict), verdict) for verdict in self.verdicts]
 
     def known_coverage(self) -> Coverage | None:
         """That of an earlier run, if it was kept."""
@@ -675,6 +683,23 @@ class Session:
         known = json.loads(self.options.coverage.read_text())
         lines = {path: {int(line): tests for line, tests in found.items()} for path, found in known["lines"].items()}
         return Coverage(lines, known["seconds"])
+
+    def round(self, runners: list[Runner]) -> None:
+        """First every mutant against a few tests, then the survivors against the rest of theirs."""
+        fork = multiprocessing.get_context("fork")
+        self.next, self.results = fork.Value("i", 0), fork.SimpleQueue()
+        workers = [fork.Process(target=self.share, args=(runner,)) for runner in runners]
+        for worker in workers:
+            worker.start()
+        for _ in runners:
+            while (found := self.results.get()) is not None:
+                number, verdict = found
+                self.verdicts[number] |= verdict
+                words = "{verdict} | {seconds} s, {ran} of {tests} tests {by}".format(**self.verdicts[number])
+                print(number, self.work[number] or "unchanged", "|", words, flush=True)
+                self.options.out.write_text(json.dumps(self.verdicts, indent=1))
+        for worker in workers:
+            worker.join()
 
     def share(self, runner: Runner) -> None:
         """One runner's part of the work: always the next one, in a process of its own."""
@@ -685,26 +710,27 @@ class Session:
                     self.next.value += 1
                 if number >= len(self.work):
                     break
-                mutant = self.work[number]
+                mutant, known = self.work[number], self.verdicts[number]
                 model = mutant or next(one for one in self.work[number:] if one is not None)
                 tests = tests_of(model, self.coverage, self.uses)
-                verdict = runner.judge(mutant, model.path, tests, self.coverage)
-                self.results.put((number, model.path, len(tests), verdict))
+                ran = known.get("first", [])
+                chosen = [test for test in tests if test not in set(ran)] if "verdict" in known else runner.first(tests)
+                if known.get("verdict", "survived") != "survived" or known.get("ran") == len(tests):
+                    continue
+                verdict: dict[str, Any] = {"verdict": "not covered", "by": "", "seconds": 0.0}
+                if tests:
+                    chosen.sort(key=lambda test: -runner.killers[test])
+                    verdict = runner.judge(mutant, model.path, chosen, self.coverage)
+                verdict |= {"ran": len(ran) + len(chosen), "tests": len(tests), "first": ran or chosen}
+                self.results.put((number, verdict))
         finally:
             self.results.put(None)
 
-    def note(self, number: int, path: str, tests: int, verdict: dict[str, Any]) -> None:
-        """Keep and show one verdict."""
-        mutant = self.work[number]
-        self.verdicts.append((asdict(mutant) if mutant else {"path": path, "control": True}) | verdict)
-        words = f"{verdict['verdict']} | {verdict['seconds']} s, {verdict['ran']} of {tests} tests {verdict['by']}"
-        print(len(self.verdicts), mutant or f"unchanged {path}", "|", words, flush=True)
-        self.options.out.write_text(json.dumps(self.verdicts, indent=1))
-
     def report(self) -> None:
         """The counts, by file, and the survivors."""
-        mutants = [verdict for verdict in self.verdicts if "control" not in verdict]
-        controls = [verdict for verdict in self.verdicts if "control" in verdict]
+        judged = [verdict for verdict in self.verdicts if "verdict" in verdict]
+        mutants = [verdict for verdict in judged if "control" not in verdict]
+        controls = [verdict for verdict in judged if "control" in verdict]
         print(f"\n{'file':<28}{'mutants':>8}{'killed':>8}{'timed out':>10}{'survived':>9}{'not covered':>12}")
         for path in [*sorted({verdict["path"] for verdict in mutants}), ""]:
             found = Counter(verdict["verdict"] for verdict in mutants if path in ("", verdict["path"]))
@@ -714,10 +740,15 @@ class Session:
         dead = sum(verdict["verdict"] in ("killed", "timed out") for verdict in mutants)
         print(f"\n{dead} of {len(mutants)} killed: {dead / max(1, len(mutants)):.1%}; {self.of} mutants in all")
         print(f"controls: {sum(verdict['verdict'] == 'survived' for verdict in controls)} of {len(controls)} pass")
+        hasty = sum(verdict["verdict"] == "survived" and verdict["ran"] < verdict["tests"] for verdict in mutants)
+        if hasty:
+            print(f"no time was left to run {hasty} survivors against all their tests")
         for verdict in sorted(mutants, key=lambda verdict: (verdict["path"], verdict["line"])):
             if verdict["verdict"] in ("survived", "not covered"):
-                print(f"{verdict['verdict']}: {verdict['path']}:{verdict['line']} {verdict['operator']}: "
-                      f"{verdict['before']}  ->  {verdict['after']}")
+                print(
+                    f"{verdict['verdict']}: {verdict['path']}:{verdict['line']} {verdict['operator']}: "
+                    f"{verdict['before']}  ->  {verdict['after']}"
+                )
 
 
 if __name__ == "__main__":

@@ -7,11 +7,14 @@ keep a job from being rescued.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Integer, Text, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import Integer, Text, bindparam, case, func, inspect, literal_column, or_, select
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
 from awa_sqla.args import Backoff, backoff_of
@@ -22,6 +25,8 @@ from awa_sqla.session.events import RescueReason
 from awa_sqla.session.failing import Failure, end_locked
 from awa_sqla.session.statements import AS_OF, among, seconds
 from awa_sqla.session.table import TRANSITIONS
+
+log = logging.getLogger("awa_sqla.maintenance")
 
 _stale = Job.heartbeat_at < AS_OF - seconds("stale_after")
 
@@ -62,8 +67,23 @@ def rescue(
     ended: list[Attempt] = []
     for job, keeps_dead_letters, why in session.execute(_STALE, parameters).all():
         reason, text = _REASONS[why]
-        ended.append(Attempt(job.id, job.run_lease))
-        entry = {"error": text, "type": "rescue"}
-        failure = Failure(entry=entry, rescued=reason, backoff=backoff(job.kind))
-        end_locked(session, job, failure, keeps_dead_letters=keeps_dead_letters)
+        attempt = Attempt(job.id, job.run_lease)
+        failure = Failure(entry={"error": text, "type": "rescue"}, rescued=reason, backoff=backoff(job.kind))
+        if _ended(session, job, failure, keeps_dead_letters=keeps_dead_letters):
+            ended.append(attempt)
     return ended
+
+
+def _ended(session: Session, job: Job, failure: Failure, *, keeps_dead_letters: bool) -> bool:
+    """End one attempt; a row that cannot be moved fails where it is, and none keeps the others from being rescued."""
+    for one in (failure, replace(failure, in_place=True)):
+        try:
+            with session.begin_nested():
+                end_locked(session, job, one, keeps_dead_letters=keeps_dead_letters)
+        except StatementError as exc:
+            if isinstance(exc, DBAPIError) and exc.connection_invalidated:
+                raise
+            log.error("job %s cannot be rescued as it should: %s", inspect(job).identity, str(exc).partition("\n")[0])
+        else:
+            return True
+    return False

@@ -25,13 +25,18 @@ Failed = ScheduledJob | Job | DeadLetter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What ended the attempt. `entry` is its error entry; `delay` overrides the kind's backoff."""
+    """What ended the attempt. `entry` is its error entry; `delay` overrides the kind's backoff.
+
+    With `in_place` the row stays where it is, as failed: the last resort for a row that cannot be written anew, because
+    it holds what Python cannot (a JSON number beyond a float, from plain SQL).
+    """
 
     entry: dict[str, Any]
     terminal: bool = False
     delay: timedelta | None = None
     backoff: Backoff | None = None
     rescued: RescueReason | None = None
+    in_place: bool = False
 
     def wait(self, kind: str, attempt: int) -> timedelta:
         """How long until the next attempt."""
@@ -64,13 +69,13 @@ def end_locked(session: Session, job: Job, failure: Failure, *, keeps_dead_lette
     attempt, number = Attempt(job.id, job.run_lease), job.attempt
     spent = {"error": failure.entry["error"], "attempt": number}
     fenced = fence(attempt, entry=failure.entry)
-    if not failure.terminal and number < job.max_attempts:
+    if not failure.in_place and not failure.terminal and number < job.max_attempts:
         wait = failure.wait(job.kind, number).total_seconds()
         values, due, clock = moved_values(session.execute(statements.TAKE_WITH_ERROR, fenced | {"delay": wait}).one())
         retried = ScheduledJob(**values | {"state": JobState.RETRYABLE, "run_at": due, "finalized_at": clock})
         _stage(session, retried, failure, Outcome.RETRIED, spent | {"next_run_at": due}, [retried])
         return retried
-    if keeps_dead_letters:
+    if keeps_dead_letters and not failure.in_place:
         values, _, clock = moved_values(session.execute(statements.TAKE_WITH_ERROR, fenced | {"delay": 0}).one())
         own = {"dlq_reason": failure.dead_letter_reason, "dlq_at": clock, "original_run_lease": values["run_lease"]}
         letter = DeadLetter(**values | own | {"state": JobState.FAILED, "finalized_at": clock})

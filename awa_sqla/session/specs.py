@@ -38,7 +38,9 @@ class Spec:
             return [build(request, parent) for request in _requests(self.function(event))]
         except _NonsenseError as exc:
             raise FollowUpError(self.name, snapshot.id, self.kind, self.outcome, str(exc)) from None
-        except Exception as exc:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as exc:  # SystemExit in a spec must end neither a worker nor a rescue
             detail = f"raised {type(exc).__name__}"
             raise FollowUpError(self.name, snapshot.id, self.kind, self.outcome, detail) from exc
 

@@ -105,11 +105,14 @@ def fail_with(
     *,
     terminal: bool = False,
     backoff: Backoff | None = None,
+    in_place: bool = False,
 ) -> Failed:
-    """`fail()` with the backoff of the caller's own registry."""
+    """`fail()` with the backoff of the caller's own registry; `in_place` for rows that cannot be moved."""
     target = entered(session, "fail", transition=True)
     entry = describe(error) | ({"terminal": True} if terminal else {})
-    return end_attempt(target, held(target, job), Failure(entry=entry, terminal=terminal, backoff=backoff))
+    return end_attempt(
+        target, held(target, job), Failure(entry=entry, terminal=terminal, backoff=backoff, in_place=in_place)
+    )
 
 
 def retry_after(session: SyncSession, job: Held, delay: timedelta, /, *, error: str = "") -> Failed:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import exc as sa_exc
+from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
@@ -28,8 +30,10 @@ log = logging.getLogger("awa_sqla.worker")
 T = TypeVar("T")
 
 BATCH = 500
-#: Outcomes written one by one at the same time, each in a transaction of its own.
-SINGLES = 4
+#: Batches, and outcomes written one by one, that are under way at the same time.
+BATCHES, SINGLES = 2, 4
+#: How long an outcome waits for a row that somebody holds before it lets others pass.
+_PATIENCE = text("SET LOCAL lock_timeout = '1s'")
 
 
 #: SQLSTATE of a lock that was not had within lock_timeout.
@@ -43,9 +47,17 @@ def sqlstate(error: sa_exc.DBAPIError) -> str | None:
 
 def transient(error: BaseException) -> bool:
     """Whether trying again may help: the connection, the pool or the server, not the statement."""
-    if isinstance(error, sa_exc.IntegrityError | sa_exc.DataError | sa_exc.ProgrammingError):
-        return False
-    return isinstance(error, sa_exc.DBAPIError | sa_exc.TimeoutError | OSError)
+    if not isinstance(error, sa_exc.DBAPIError):
+        return isinstance(error, sa_exc.TimeoutError | OSError)
+    code = sqlstate(error)
+    if code is not None:
+        return code.startswith(_PASSING)
+    return error.connection_invalidated or isinstance(error, sa_exc.OperationalError | sa_exc.InterfaceError)
+
+
+#: SQLSTATE classes of what passes: connection, serialization and deadlock, resources, locks, an operator's or the
+#: system's interruption; and a server that is read-only for now.
+_PASSING = ("08", "40", "53", "55", "57", "58", "25006")
 
 
 class Acknowledged(Protocol):
@@ -61,7 +73,9 @@ class Finalizer:
         self._maker = maker
         self._settled = settled
         self._finished: asyncio.Queue[tuple[Run, Result]] = asyncio.Queue()
+        self._batches = asyncio.Semaphore(BATCHES)
         self._singles = asyncio.Semaphore(SINGLES)
+        self._writing: set[asyncio.Task[None]] = set()
 
     def submit(self, run: Run, result: Result) -> None:
         """Hand over a finished run. From the loop's thread only."""
@@ -71,24 +85,39 @@ class Finalizer:
             self._finished.put_nowait((run, result))
 
     async def serve(self) -> None:
-        """Write outcomes for ever."""
+        """Write outcomes for ever. One that has to wait holds up nobody else's."""
         while True:
             items = [await self._finished.get()]
-            while len(items) < BATCH and not self._finished.empty():
-                items.append(self._finished.get_nowait())
+            async with self._batches:  # while all are busy, more outcomes gather
+                while len(items) < BATCH and not self._finished.empty():
+                    items.append(self._finished.get_nowait())
             plain = [(run, result) for run, result in items if isinstance(result, Done)]
-            others = [(run, result) for run, result in items if not isinstance(result, Done)]
-            await asyncio.gather(self._batch(plain), *(self._single(run, result) for run, result in others))
+            if plain:
+                self._write(self._batch(plain))
+            for run, result in items:
+                if not isinstance(result, Done):
+                    self._write(self._single(run, result))
+            await asyncio.sleep(0)  # let the batch take its slot
+
+    def close(self) -> None:
+        """Give up what is still being written: the rows will be rescued."""
+        for task in self._writing:
+            task.cancel()
+
+    def _write(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._writing.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._writing.discard)
 
     async def _batch(self, items: list[tuple[Run, Done]]) -> None:
-        if not items:
-            return
         completions = [Completion(run.attempt, done.result) for run, done in items]
         try:
-            done = await self._persist(lambda session: complete_many(session, completions))
+            async with self._batches:
+                done = await self._persist(lambda session: complete_many(session, completions), waits=False)
         except Exception as exc:  # noqa: BLE001 - find the culprit by trying each alone
             log.info("a batch of %d completions failed, writing them one by one: %r", len(items), exc)
-            await asyncio.gather(*(self._single(run, result) for run, result in items))
+            for run, result in items:
+                self._write(self._single(run, result))
             return
         if done.stale:
             log.warning("attempts of jobs %s had ended before their completion", done.stale)
@@ -96,16 +125,15 @@ class Finalizer:
             self._settled(run, completed=True)
 
     async def _single(self, run: Run, result: Result) -> None:
-        async with self._singles:
-            try:
-                await self._record(run, result)
-            except StaleJobError as exc:
-                if not ended_by_handler(exc):
-                    log.warning("%s", exc)
-            except Exception:
-                log.exception("the outcome of job %s cannot be recorded; it will be rescued", run.attempt.id)
-            finally:
-                self._settled(run, completed=False)
+        try:
+            await self._record(run, result)
+        except StaleJobError as exc:
+            if not ended_by_handler(exc):
+                log.warning("%s", exc)
+        except Exception:
+            log.exception("the outcome of job %s cannot be recorded; it will be rescued", run.attempt.id)
+        finally:
+            self._settled(run, completed=False)
 
     async def _record(self, run: Run, result: Result) -> None:
         """Write one outcome; if its follow-up or row cannot be, the same with obligations; last, as a failure."""
@@ -124,31 +152,42 @@ class Finalizer:
         except StaleJobError:
             raise
         except Exception as exc:  # noqa: BLE001 - then the failure itself is what can be recorded
-            failed = Failed(exc)
+            failed = Failed(exc, terminal=True, in_place=True)
             await self._persist(lambda session: _apply(session, run, failed, owed=True))
 
-    async def _persist(self, work: Callable[[Session], T]) -> T:
+    async def _persist(self, work: Callable[[Session], T], *, waits: bool = True) -> T:
         """Run `work` in a transaction, again and again while the database is the reason that it fails.
 
         A connection lost in COMMIT leaves it open whether the outcome is stored; the next try finds out, because
-        the lease admits an outcome once.
+        the lease admits an outcome once. With `waits=False`, a row that somebody holds fails it.
         """
 
+        def patient(session: Session) -> T:
+            session.execute(_PATIENCE)
+            return work(session)
+
         async def once() -> T:
-            async with self._maker.begin() as session:
-                return await session.run_sync(work)
+            async with AsyncExitStack() as stack:
+                if waits:
+                    await stack.enter_async_context(self._singles)
+                session = await stack.enter_async_context(self._maker.begin())
+                return await session.run_sync(patient)
 
-        return await insisting(once)
+        return await insisting(once, waits=waits)
 
 
-async def insisting(once: Callable[[], Awaitable[T]]) -> T:
-    """Await `once()` until it does not fail for a transient reason, with growing pauses up to 5 s."""
+async def insisting(once: Callable[[], Awaitable[T]], *, waits: bool = True) -> T:
+    """Await `once()` until it does not fail for a transient reason, with growing pauses up to 5 s.
+
+    With `waits=False`, a lock that is not to be had is no such reason.
+    """
     pause = 0.05
     while True:
         try:
             return await once()
         except Exception as exc:
-            if not transient(exc):
+            locked = isinstance(exc, sa_exc.DBAPIError) and sqlstate(exc) == LOCK_NOT_AVAILABLE
+            if not transient(exc) or (locked and not waits):
                 raise
             log.warning("the database is not available (%s), trying again in %.2f s", _brief(exc), pause)
         await asyncio.sleep(pause)

@@ -56,11 +56,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The attempt failed. With `owed`, by a follow-up's fault: record it and call no spec."""
+    """The attempt failed. With `owed`, by a follow-up's fault: record it and call no spec.
+
+    `in_place` leaves the row in its table: for rows that cannot be moved.
+    """
 
     error: BaseException
     terminal: bool = False
     owed: bool = False
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)

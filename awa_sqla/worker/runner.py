@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable, Mapping
@@ -41,7 +42,7 @@ from awa_sqla.worker.finalize import LOCK_NOT_AVAILABLE, Finalizer, insisting, s
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.lanes import Lanes
 from awa_sqla.worker.listen import Listener
-from awa_sqla.worker.outcomes import PutBack, Result, Settled
+from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import around, async_around
 
@@ -51,6 +52,8 @@ log = logging.getLogger("awa_sqla.worker")
 POLL = 2.0
 #: How long a job of a kind nobody here knows is put back for.
 UNKNOWN = timedelta(seconds=30)
+#: What a cancel sends; anybody may NOTIFY anything.
+_CANCEL = re.compile(r"c:(\d{1,19}):(\d{1,19})")
 #: A transactional handler's own session may hold the row; waiting for it would never end.
 _LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '2s'")
 #: Seconds that interrupted handlers have to end after `grace`.
@@ -136,6 +139,7 @@ class Worker:
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
+        self._stack.callback(self._finalizer.close)
         self._spawn(self._finalizer.serve)
         self._spawn_helpers()
         log.info("worker %s serves %s", self.id, ", ".join(sorted(self._queues)))
@@ -200,9 +204,8 @@ class Worker:
             self._heart.soon()
         elif payload in self._payloads:
             self._payloads[payload].wake()
-        elif payload.startswith("c:"):
-            _, job_id, lease = payload.split(":")
-            run = self._flight.get(Attempt(int(job_id), int(lease)))
+        elif (told := _CANCEL.fullmatch(payload)) is not None:
+            run = self._flight.get(Attempt(int(told[1]), int(told[2])))
             if run is not None:
                 run.stop(running.CANCELLED)
 
@@ -237,6 +240,8 @@ class Worker:
         run.started = True  # until here a cancellation would end the task before its first step
         try:
             result = await self._outcome(run)
+        except Exception as exc:  # noqa: BLE001 - whatever went wrong, the attempt must get an outcome
+            result = Failed(exc)
         finally:
             self._finalizer.submit(run, result)
 
@@ -251,6 +256,8 @@ class Worker:
             context = run.context(self, self._state, None if task.is_async else self._loop)
         except ValidationError as exc:
             return running.undecodable(exc)
+        except Exception as exc:  # noqa: BLE001 - a validator of the app may raise anything
+            return Failed(exc, terminal=True)
         if run.stop_reason is not None and task.is_async:
             return running.interrupted(run.stop_reason)
         return await running.perform(run, context, self._bodies[task.kind], self._threads)

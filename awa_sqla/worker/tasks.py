@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from awa_sqla.args import Backoff, JobArgs, backoff_of, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
 from awa_sqla.worker.outcomes import Failed
@@ -32,11 +34,11 @@ class Task:
         return self.args_class.__awa__.kind
 
     def failure(self, error: BaseException) -> Failed:
-        """Whether an error that the handler raised ends the job or is tried again."""
-        terminal = isinstance(error, (TerminalError, *self.discard_on)) or (
-            self.retry_on is not None and not isinstance(error, self.retry_on)
-        )
-        return Failed(error, terminal=terminal)
+        """Whether an error that the handler raised ends the job or is tried again; a lost connection always is."""
+        if isinstance(error, (TerminalError, *self.discard_on)):
+            return Failed(error, terminal=True)
+        lost = isinstance(error, DBAPIError) and error.connection_invalidated
+        return Failed(error, terminal=self.retry_on is not None and not lost and not isinstance(error, self.retry_on))
 
 
 class Tasks:

@@ -43,9 +43,9 @@ def apply(session: Session, attempt: Attempt, result: Result, task: Task | None 
             verbs.cancel_attempt(session, attempt, reason)
         case PutBack(delay):
             verbs.put_back(session, attempt, delay)
-        case Failed(error, terminal):
+        case Failed(error, terminal, in_place=in_place):
             backoff = None if task is None else task.args_class.__awa__.backoff
-            verbs.fail_with(session, attempt, error, terminal=terminal, backoff=backoff)
+            verbs.fail_with(session, attempt, error, terminal=terminal, backoff=backoff, in_place=in_place)
         case Settled():
             pass
 
@@ -63,7 +63,7 @@ def around(task: Task, factory: sessionmaker[Session]) -> Body:
                 guard.lift()
                 _stage(session, context.lease, result)
                 session.commit()
-            except (StaleJobError, FollowUpError) as exc:
+            except Exception as exc:  # noqa: BLE001 - not the handler's error, so not for retry_on to judge
                 return _refused(exc)
         return Settled()
 
@@ -83,7 +83,7 @@ def async_around(task: Task, factory: async_sessionmaker[AsyncSession]) -> Body:
                 guard.lift()
                 await session.run_sync(_stage, context.lease, result)
                 await session.commit()
-            except (StaleJobError, FollowUpError) as exc:
+            except Exception as exc:  # noqa: BLE001 - not the handler's error, so not for retry_on to judge
                 return _refused(exc)
         return Settled()
 
@@ -112,11 +112,12 @@ def ended_by_handler(stale: StaleJobError) -> bool:
     return stale.state == JobState.COMPLETED and stale.found_lease == stale.run_lease
 
 
-def _refused(exc: StaleJobError | FollowUpError) -> Result:
-    if isinstance(exc, FollowUpError):
-        return Failed(exc, owed=True)
-    log.warning("%s Its writes were discarded.", exc)
-    return Settled()
+def _refused(exc: Exception) -> Result:
+    """What becomes of an attempt whose outcome could not be committed with its writes."""
+    if isinstance(exc, StaleJobError):
+        log.warning("%s Its writes were discarded.", exc)
+        return Settled()
+    return Failed(exc, owed=isinstance(exc, FollowUpError))
 
 
 class _CommitGuard:

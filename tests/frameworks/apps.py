@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncGenerator, Callable, Generator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -263,18 +263,18 @@ def advanced_own_class(url: URL) -> Built:
 def advanced_routing(url: URL) -> Built:
     """Reads go to a replica, writes to the primary; a verb of ours is a write, whatever it looks like."""
     needs("advanced-alchemy")
-    from advanced_alchemy.routing import RoutingSyncSession
     from advanced_alchemy.config.routing import RoutingConfig
+    from advanced_alchemy.routing import RoutingSyncSession
     from advanced_alchemy.routing.selectors import RoundRobinSelector
 
     address = url.set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
     config = RoutingConfig(primary_connection_string=address, read_replicas=[address])
     primary = _sync(url)
-    replica = create_engine(address, poolclass=NullPool, connect_args={"options": "-c default_transaction_read_only=on"})
-    selectors = {"default": RoundRobinSelector([primary]), "read": RoundRobinSelector([replica])}
-    maker = sessionmaker(
-        class_=RoutingSyncSession, routing_config=config, selectors=selectors, default_engine=primary
+    replica = create_engine(
+        address, poolclass=NullPool, connect_args={"options": "-c default_transaction_read_only=on"}
     )
+    selectors = {"default": RoundRobinSelector([primary]), "read": RoundRobinSelector([replica])}
+    maker = sessionmaker(class_=RoutingSyncSession, routing_config=config, selectors=selectors, default_engine=primary)
     yield App(maker, maker)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.orm import selectinload
 
 from awa_sqla import FollowUps, Job, JobRecord, claim, complete, enqueue
 from tests.app import Signup
@@ -36,3 +37,24 @@ def test_exec_reads_jobs_and_records(session: Any, database: Database) -> None:
 
 def test_the_metadata_of_the_application_does_not_hold_our_tables(session: Any) -> None:
     assert not [name for name in sqlmodel.SQLModel.metadata.tables if name.startswith("awa.")]
+
+
+def test_a_model_leads_to_its_job_through_a_viewonly_relationship(session: Any, database: Database) -> None:
+    from tests.frameworks.sqlmodel_models import SQLModelLetter
+
+    table = SQLModelLetter.__table__
+    table.create(session.get_bind())
+    try:
+        job = enqueue(session, Signup())
+        session.flush()
+        session.add(SQLModelLetter(job_id=job.id))
+        session.commit()
+        statement = sqlmodel.select(SQLModelLetter).options(selectinload(SQLModelLetter.job))
+        assert session.exec(statement).one().job.state == "available"
+        [claimed] = claim(session, "default", limit=1)
+        complete(session, claimed)
+        session.commit()
+        assert session.exec(statement).one().job.state == "completed"
+    finally:
+        session.close()
+        table.drop(session.get_bind())

@@ -59,9 +59,10 @@ def test_a_job_that_left_by_another_session_comes_back_to_one_that_still_holds_i
     """The old object was in the way of the new one, with a warning that two instances have one identity."""
     session, other = world.session(expire_on_commit=expires), world.session()
     job = held(session)
-    fail(other, Attempt.of(job), "no")
+    attempt = Attempt.of(job)
+    fail(other, attempt, "no")
     other.commit()
-    row = cancel(session, job.id, reason="enough")
+    row = cancel(session, attempt.id, reason="enough")
     session.commit()
     assert row is not job
     assert row in session

