@@ -14,9 +14,9 @@ Needs the `test` extra and `coverage`. How it works:
 3. Mutants are made from the syntax tree by the operators below, shuffled by `--seed`, and the first `--sample` are
    taken. What stays as it is: docstrings, annotations and type aliases, overloads, protocols, decorators, what is
    given to an exception, log calls, and lines marked `no cover`.
-4. Each runs against `CAP` of its tests, up to the first failure: those that have killed others, then the quickest of
-   the `FILES` files nearest to it. What survives that runs against the rest of its tests in a second round. Over the
-   time limit counts as killed, and is counted apart.
+4. Each runs against `CAP` of its tests, up to the first failure: those that have killed others, then those that run
+   most lines, of the `FILES` files nearest to it. What survives that meets `REST` more in a second round. Over the time
+   limit counts as killed, and is counted apart.
 5. `--control` unchanged copies run in the same way among them: one that is "killed" means that tests are flaky.
 
 Runners are forked from a process that has imported the libraries and nothing of ours, which saves a second for each.
@@ -43,6 +43,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,10 @@ COPIED = ("awa_sqla", "tests", "docs", "alembic", "examples", "pyproject.toml", 
 LIBRARIES = ("pytest", "sqlalchemy.ext.asyncio", "sqlalchemy.dialects.postgresql", "psycopg", "psycopg2")
 LIBRARIES += ("asyncpg", "pydantic", "blake3", "coverage")
 WORLDS = ("psycopg", "async-psycopg", "async-asyncpg", "psycopg2")
-CAP = 15
-FILES = 2
+CAP = 40
+FILES = 3
+REST = 120
+SLOW = 0.3
 LIMIT = 30.0
 
 
@@ -330,6 +333,11 @@ class Coverage:
     lines: dict[str, dict[int, list[str]]]
     seconds: dict[str, float]
 
+    @cached_property
+    def busy(self) -> Counter[str]:
+        """How many lines each test runs: those that run many look at much."""
+        return Counter(test for lines in self.lines.values() for tests in lines.values() for test in tests)
+
     def contexts(self, path: str, line: int, span: tuple[int, int] | None = None) -> set[str]:
         """The tests of one line, or of its statement when no line event names it; "" stands for the import."""
         lines = self.lines.get(path, {})
@@ -383,7 +391,7 @@ def defined(top: ast.stmt) -> list[str]:
 
 
 def tests_of(mutant: Mutant, coverage: Coverage, uses: Uses) -> list[str]:
-    """The tests that run a mutant's line, or what it defines; quickest first, spread over their files."""
+    """The tests that run a mutant's line, or what it defines; the busiest first, spread over their files."""
     found = coverage.contexts(mutant.path, mutant.line, mutant.span)
     if found == {""}:  # at import only
         for path, line in uses.lines(mutant.path, mutant.line):
@@ -392,7 +400,7 @@ def tests_of(mutant: Mutant, coverage: Coverage, uses: Uses) -> list[str]:
             found = set(coverage.seconds)
     found.discard("")
     by_file: dict[str, list[str]] = defaultdict(list)
-    for test in sorted(found, key=lambda test: (coverage.seconds.get(test, 1.0), test)):
+    for test in sorted(found, key=lambda test: (coverage.seconds.get(test, 1.0) > SLOW, -coverage.busy[test], test)):
         by_file[test.split("::")[0]].append(test)
     own = f"/test_{Path(mutant.path).stem}.py"
     columns = sorted(by_file.values(), key=lambda tests: (own not in tests[0], -len(tests), tests[0]))
@@ -446,6 +454,7 @@ class OneWorld:
 
 
 ARGUMENTS = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:randomly", "-o", "timeout=0", "--no-header"]
+ARGUMENTS += ["-p", "pytest_timeout", "-p", "pytest_postgresql.plugin"]
 
 
 def run_tests(home: Path, server: str, work: Callable[[], Any], limit: float, log: Path) -> Any:
@@ -577,7 +586,7 @@ class Runner:
         return {"verdict": verdict, "by": by, "seconds": round(time.monotonic() - started, 1)}
 
     def first(self, tests: list[str]) -> list[str]:
-        """Those that have killed others and the quickest, of a few files."""
+        """Those that have killed others and the busiest, of a few files."""
         chosen = sorted(tests[: 4 * CAP], key=lambda test: -self.killers[test])[:CAP]
         files = list(dict.fromkeys(test.split("::")[0] for test in chosen))[:FILES]
         return [test for test in chosen if test.split("::")[0] in files]
@@ -648,6 +657,7 @@ class Session:
     def run(self) -> None:
         """Start the runners, measure once, share the work out."""
         os.environ.pop("AWA_TEST_DATABASE_URL", None)
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # the others take their time to be imported
         self.known_verdicts()
         with tempfile.TemporaryDirectory(prefix="awa-mutants-") as base:
             runners = [Runner(number, Path(base)) for number in range(self.options.jobs)]
@@ -662,8 +672,8 @@ class Session:
                     self.options.coverage.write_text(json.dumps(asdict(self.coverage)))
                 self.uses = Uses(self.sources)
                 print(f"{len(self.coverage.seconds)} tests in {sum(self.coverage.seconds.values()):.0f} s", flush=True)
-                self.round(runners)
-                self.round(runners)
+                for second in (False, True):
+                    self.round(runners, second)
             finally:
                 for runner in runners:
                     runner.postgres.stop()
@@ -684,11 +694,11 @@ class Session:
         lines = {path: {int(line): tests for line, tests in found.items()} for path, found in known["lines"].items()}
         return Coverage(lines, known["seconds"])
 
-    def round(self, runners: list[Runner]) -> None:
+    def round(self, runners: list[Runner], second: bool) -> None:
         """First every mutant against a few tests, then the survivors against the rest of theirs."""
         fork = multiprocessing.get_context("fork")
         self.next, self.results = fork.Value("i", 0), fork.SimpleQueue()
-        workers = [fork.Process(target=self.share, args=(runner,)) for runner in runners]
+        workers = [fork.Process(target=self.share, args=(runner, second)) for runner in runners]
         for worker in workers:
             worker.start()
         for _ in runners:
@@ -701,7 +711,7 @@ class Session:
         for worker in workers:
             worker.join()
 
-    def share(self, runner: Runner) -> None:
+    def share(self, runner: Runner, second: bool) -> None:
         """One runner's part of the work: always the next one, in a process of its own."""
         try:
             while not self.options.minutes or time.monotonic() - self.started < 60 * self.options.minutes:
@@ -713,15 +723,17 @@ class Session:
                 mutant, known = self.work[number], self.verdicts[number]
                 model = mutant or next(one for one in self.work[number:] if one is not None)
                 tests = tests_of(model, self.coverage, self.uses)
+                if known.get("verdict") != ("survived" if second else None):
+                    continue
                 ran = known.get("first", [])
-                chosen = [test for test in tests if test not in set(ran)] if "verdict" in known else runner.first(tests)
-                if known.get("verdict", "survived") != "survived" or known.get("ran") == len(tests):
+                chosen = [test for test in tests if test not in set(ran)][:REST] if second else runner.first(tests)
+                if second and not chosen:
                     continue
                 verdict: dict[str, Any] = {"verdict": "not covered", "by": "", "seconds": 0.0}
                 if tests:
                     chosen.sort(key=lambda test: -runner.killers[test])
                     verdict = runner.judge(mutant, model.path, chosen, self.coverage)
-                verdict |= {"ran": len(ran) + len(chosen), "tests": len(tests), "first": ran or chosen}
+                verdict |= {"ran": len(ran) + len(chosen), "tests": len(tests), "first": [*ran, *chosen]}
                 self.results.put((number, verdict))
         finally:
             self.results.put(None)
@@ -742,7 +754,7 @@ class Session:
         print(f"controls: {sum(verdict['verdict'] == 'survived' for verdict in controls)} of {len(controls)} pass")
         hasty = sum(verdict["verdict"] == "survived" and verdict["ran"] < verdict["tests"] for verdict in mutants)
         if hasty:
-            print(f"no time was left to run {hasty} survivors against all their tests")
+            print(f"{hasty} of the survivors have not met all of their tests")
         for verdict in sorted(mutants, key=lambda verdict: (verdict["path"], verdict["line"])):
             if verdict["verdict"] in ("survived", "not covered"):
                 print(

@@ -20,9 +20,8 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from awa_sqla.models.base import Outcome
-from awa_sqla.models.job import Job
 from awa_sqla.models.records import FollowUpSpec
-from awa_sqla.session.target import schema_in
+from awa_sqla.session.target import jobs_bind, schema_in
 
 #: How long a reading is kept, and how old a row must be to count.
 FRESH = timedelta(seconds=10)
@@ -46,7 +45,7 @@ def names(session: Session, kind: str, outcome: Outcome) -> frozenset[str]:
 
 
 def _read(session: Session) -> Names:
-    bind = session.get_bind(Job)
+    bind = jobs_bind(session)
     engine, schema = bind.engine, schema_in(bind)
     cached = _cache.get(engine, {}).get(schema)
     if cached is not None and cached[0] > time.monotonic():

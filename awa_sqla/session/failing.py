@@ -19,6 +19,7 @@ from awa_sqla.session import ledger, statements
 from awa_sqla.session.events import RescueReason
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.steps import fence, moved_values, one
+from awa_sqla.session.target import jobs_bind
 
 Failed = ScheduledJob | Job | DeadLetter
 
@@ -59,7 +60,9 @@ _RESCUED = {
 
 def end_attempt(session: Session, attempt: Attempt, failure: Failure) -> Failed:
     """Lock the attempt's row and end it. Raises `StaleJobError`."""
-    locked = session.execute(statements.LOCK, fence(attempt)).one_or_none()
+    # A session that sends reads to a replica must not lock the row there.
+    where = {"bind": jobs_bind(session)}
+    locked = session.execute(statements.LOCK, fence(attempt), bind_arguments=where).one_or_none()
     row, keeps_dead_letters = one(session, attempt, locked)
     return end_locked(session, row, failure, keeps_dead_letters=keeps_dead_letters)
 

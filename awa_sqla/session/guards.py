@@ -14,13 +14,14 @@ from sqlalchemy import Alias, Connection, Table, event, inspect
 from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper, object_session
 
 from awa_sqla.errors import UnmanagedWriteError
-from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, ScheduledJob
+from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.session.target import refuse_autocommit
 
 #: Execution option of the statements that may write job rows.
 MANAGED = "awa_managed"
 
-_CLASSES = JOB_TABLES
+#: The tables, and the view over them, which PostgreSQL would refuse with an error that ends the transaction.
+_CLASSES = (*JOB_TABLES, JobRecord)
 _TABLES = {cls.__table__ for cls in _CLASSES}
 
 _VERBS = {
@@ -66,11 +67,14 @@ for _cls in _CLASSES:
         _deny(_cls, _attribute.key)
     event.listen(_cls, "before_delete", _deny_flush)
     event.listen(_cls, "before_update", _deny_change)
-    event.listen(_cls, "before_insert", _before_insert)
+    event.listen(_cls, "before_insert", _deny_flush if _cls is JobRecord else _before_insert)
 
 
 def refuse_writes(session: Session) -> None:
     """In `before_flush`: no row of ours is deleted or updated by the unit of work itself."""
+    for row in session.new:
+        if isinstance(row, JobRecord):
+            raise UnmanagedWriteError(row.__tablename__, "enqueue()", f"session.add({row!r})")
     for row in session.deleted:
         if isinstance(row, _CLASSES):
             raise UnmanagedWriteError(row.__tablename__, "cancel()", f"session.delete({row!r})")

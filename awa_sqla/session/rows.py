@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection, event, func, inspect, select
 from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm.attributes import flag_dirty
 
 from awa_sqla.models.job import Job, JobRecord, ScheduledJob
 from awa_sqla.requests import EnqueueRequest
@@ -51,3 +52,4 @@ def expire_record(session: Session, job_id: int) -> None:
     record = session.identity_map.get(inspect(JobRecord).identity_key_from_primary_key((job_id,)))
     if record is not None:
         session.expire(record)
+        flag_dirty(record)  # so that a savepoint's rollback expires what is read of it meanwhile

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError, StaleJobError
 from awa_sqla.models.job import SHARED, Attempt, Job
-from awa_sqla.session import ledger, listeners, marks
+from awa_sqla.session import drain, ledger, listeners, marks
 from awa_sqla.session.table import ATTEMPT_COLUMNS
 from awa_sqla.session.target import require_transaction, sync_session
 
@@ -25,8 +25,10 @@ def entered(session: object, verb: str, *, transition: bool = False) -> Session:
     if transition:
         marks.require_registry(target, verb)
     require_transaction(target)
-    if not target.autoflush and listeners.pending(target) and not ledger.flushing(target):
-        target.flush()
+    if not ledger.flushing(target):
+        drain.drain(target, outer=True)  # the row of a move may have been expunged, and must be found
+        if not target.autoflush and listeners.pending(target):
+            target.flush()
     return target
 
 

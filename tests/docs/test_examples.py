@@ -28,7 +28,7 @@ def test_the_examples_run(path: Path, engine: Engine, db_url_str: str) -> None:
     blocks = [(text[: match.start()].count("\n") + 1, match[1]) for match in BLOCK.finditer(text)]
     try:
         for line, block in blocks:
-            exec(compile("\n" * line + block, str(path), "exec"), namespace)
+            exec(compile("\n" * line + block, str(path), "exec", dont_inherit=True), namespace)
     finally:
         for thing in namespace.values():
             if type(thing).__name__ in ("Awa", "FollowUps"):

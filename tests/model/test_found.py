@@ -81,3 +81,20 @@ def test_the_object_of_an_earlier_snooze_is_not_in_the_way_of_the_next(world: Wo
     assert isinstance(first, ScheduledJob)
     assert (first in session, second in session) == (False, True)
     assert (second.snoozes, database.job(second.id).snoozes) == (2, 2)
+
+
+@in_all_worlds
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_job_whose_row_of_a_move_was_expunged_can_be_cancelled(
+    world: World, database: Database, nested: bool
+) -> None:
+    """The row came back with the commit; until then `cancel()` said that there was no such job."""
+    session = world.session()
+    attempt = Attempt.of(held(session))
+    fail(session, attempt, "no")
+    session.expunge_all()
+    if nested:
+        session.begin_nested()
+    assert cancel(session, attempt.id, reason="enough") is not None
+    session.commit()
+    assert [(row.state, len(row.errors)) for row in database.jobs()] == [("cancelled", 2)]

@@ -123,6 +123,8 @@ class Verbs(Machine):
             self.commit_now(sitting)
         return bool(jobs)
 
+    claim_again = claim  # twice as likely
+
     def _end(self, s: int, pick: int, live: bool, by_object: bool) -> tuple[Sitting, Handle, Any] | None:
         """A session and an attempt to end in it: session `s` if there is one for it, else the next one."""
         for wanted in (live, False):
@@ -259,7 +261,7 @@ class Verbs(Machine):
         self.counts["stale attempts refused"] += len(done.stale)
         return bool(batch)
 
-    @precondition(lambda self: bool(self.reference.committed))
+    @precondition(lambda self: sum(row.state not in TERMINAL for row in self.reference.committed.values()) > 2)
     @rule(s=sessions, pick=picks, by_object=st.booleans())
     @step
     def cancel(self, s: int, pick: int, by_object: bool) -> object:

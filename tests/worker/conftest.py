@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 from awa_sqla import Awa, JobArgs, Worker, enqueue
 from awa_sqla.session import catalogue
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 
 
 class Stage:
@@ -62,7 +62,7 @@ class Stage:
         return all(row.state in ("completed", "failed", "cancelled") for row in self.jobs())
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait, at most 20 s, until `condition()` holds."""
+        """Wait, at most a minute, until `condition()` holds."""
         async with asyncio.timeout(PATIENCE):
             while not condition():  # noqa: ASYNC110 - what is waited for happens in the database
                 await asyncio.sleep(0.02)
