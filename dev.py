@@ -41,7 +41,8 @@ def main(arguments: list[str]) -> int:
     command, *rest = arguments
     venv = Path(os.environ.get("AWA_VENV") or ROOT / ".venv").expanduser().absolute()
     prepare(venv)
-    return run(python_of(venv), *COMMANDS[command], *rest)
+    where = ROOT if command == "test" else Path.cwd()  # the demo's directory is where you stand
+    return run(python_of(venv), *COMMANDS[command], *rest, cwd=where)
 
 
 def prepare(venv: Path) -> None:
@@ -112,9 +113,9 @@ def install(venv: Path, what: str) -> int:
     return run(python_of(venv), "-m", "pip", "install", "-q", "--disable-pip-version-check", "-e", what)
 
 
-def run(*command: object) -> int:
-    """Run a program in the project's directory, to its very end; its exit status, 130 after Ctrl-C."""
-    process = subprocess.Popen([str(part) for part in command], cwd=str(ROOT))
+def run(*command: object, cwd: Path = ROOT) -> int:
+    """Run a program to its very end; its exit status, 130 after Ctrl-C."""
+    process = subprocess.Popen([str(part) for part in command], cwd=str(cwd))
 
     def pass_on(_number: int, _frame: object) -> None:
         process.terminate()

@@ -65,7 +65,9 @@ def _imported(reference: str) -> Awa:
     except ModuleNotFoundError as exc:
         if exc.name is None or not (module_name == exc.name or module_name.startswith(f"{exc.name}.")):
             raise  # an import inside the module failed: the traceback says which
-        raise NotFoundError(f"no module {exc.name!r} (looked from {Path.cwd()}); --app is module:attribute") from None
+        hint = f"; without .py: {module_name[:-3]}" if module_name.endswith(".py") else ""
+        where = f"(looked from {Path.cwd()})"
+        raise NotFoundError(f"no module {exc.name!r} {where}; --app is module:attribute{hint}") from None
     if attribute:
         found: Any = module
         for part in attribute.split("."):
@@ -82,7 +84,7 @@ def _imported(reference: str) -> Awa:
     if not isinstance(found, Awa) and callable(found):
         found = found()
     if not isinstance(found, Awa):
-        raise NotFoundError(f"{reference!r} is a {type(found).__name__}, not an Awa")
+        raise NotFoundError(f"{reference!r} is of type {type(found).__name__}, not an Awa")
     return found
 
 

@@ -114,15 +114,16 @@ def worker(
 @click.option("--schema", default="awa", show_default=True)
 @click.option("--sql", is_flag=True, help="Print the SQL from version 0 and run nothing.")
 @click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
+@click.option("--yes", is_flag=True, help="Go to a lower version although that drops tables.")
 @click.pass_obj
-def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, check: bool) -> None:
+def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, check: bool, yes: bool) -> None:
     """Install or change our schema, for apps without Alembic."""
     from sqlalchemy import NullPool, create_engine
     from sqlalchemy.exc import DBAPIError
 
     from awa_sqla import schema as steps
     from awa_sqla.errors import AwaError, SchemaVersionError
-    from awa_sqla.worker.engines import source
+    from awa_sqla.worker.engines import sync_url
 
     target = steps.LATEST if to is None else to
     try:
@@ -130,12 +131,14 @@ def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, ch
             for statement in steps.statements(0, target, schema=schema):
                 click.echo(f"{statement};\n")
             return
-        url, _ = source(settings.database())
+        url = sync_url(settings.database())
         with create_engine(url, poolclass=NullPool).begin() as connection:
             if check:
                 found = steps.installed_version(connection, schema)
                 click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
                 sys.exit(0 if found == steps.LATEST else EXIT_PRECONDITION)
+            if target < steps.installed_version(connection, schema) and not yes:
+                raise click.UsageError("a lower version drops tables and the jobs in them; say so with --yes")
             before, after = steps.migrate(connection, target, schema)
         click.echo(f"schema {schema}: {'already at' if before == after else f'{before} ->'} version {after}")
     except SchemaVersionError as exc:
@@ -143,7 +146,7 @@ def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, ch
     except AwaError as exc:
         raise click.UsageError(str(exc)) from exc
     except DBAPIError as exc:
-        _leave(f"the database refused: {exc.orig}", EXIT_UNREACHABLE)
+        _leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
 
 
 @cli.command()
@@ -223,14 +226,14 @@ def _session(settings: Settings) -> Generator[Session, None, None]:
     from sqlalchemy.exc import DBAPIError
     from sqlalchemy.orm import Session
 
-    from awa_sqla.worker.engines import source
+    from awa_sqla.worker.engines import sync_url
 
-    url, _ = source(settings.database())
+    url = sync_url(settings.database())
     try:
         with Session(create_engine(url, poolclass=NullPool)) as session, session.begin():
             yield session
     except DBAPIError as exc:
-        _leave(f"the database refused: {exc.orig}", EXIT_UNREACHABLE)
+        _leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
 
 
 def _shown(text: str) -> str:

@@ -23,6 +23,7 @@ from awa_sqla.session import listeners
 from awa_sqla.session.history import describe
 from awa_sqla.session.specs import Spec
 from awa_sqla.session.statements import AS_OF, NOW
+from awa_sqla.session.target import require_transaction
 
 MAX_TRIES = 25
 MAX_AGE = timedelta(days=7)
@@ -43,6 +44,7 @@ def dispatch_obligation(session: Session, specs: Sequence[Spec]) -> Dispatched |
     A failing spec costs a savepoint and leaves the transaction usable.
     """
     listeners.install(session, "dispatch_obligation")
+    require_transaction(session)
     known = {(spec.kind, spec.outcome.value, spec.name): spec for spec in specs}
     owed = session.scalars(_due(sorted(known))).one_or_none() if known else None
     if owed is None:

@@ -25,6 +25,7 @@ from awa_sqla.session.events import RescueReason
 from awa_sqla.session.failing import Failure, end_locked
 from awa_sqla.session.statements import AS_OF, among, seconds
 from awa_sqla.session.table import TRANSITIONS
+from awa_sqla.session.target import require_transaction
 
 log = logging.getLogger("awa_sqla.maintenance")
 
@@ -63,6 +64,7 @@ def rescue(
     Returns the attempts that ended.
     """
     listeners.install(session, "rescue")
+    require_transaction(session)
     parameters: dict[str, Any] = {"stale_after": stale_after.total_seconds(), "most": limit}
     ended: list[Attempt] = []
     for job, keeps_dead_letters, why in session.execute(_STALE, parameters).all():

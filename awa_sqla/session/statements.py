@@ -177,6 +177,13 @@ def _cheap(key: str) -> ColumnElement[Any]:
 #: For a connection instead of a session: plain rows of the shared columns, JSON as text.
 CLAIM_ROWS: Executable = _claim.returning(*map(_cheap, SHARED))  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
+#: The same of what a worker holds already.
+RUNNING_ROWS: Executable = select(*map(_cheap, SHARED)).where(  # pyright: ignore[reportUnknownVariableType]
+    among(Job.state, (JobState.RUNNING,)),
+    Job.worker_id == bindparam("by_worker", type_=Text),
+    Job.queue == bindparam("in_queue", type_=Text),
+)
+
 # ------------------------------------------------- transitions of an attempt
 
 COMPLETE = (

@@ -14,8 +14,8 @@ from sqlalchemy import bindparam, column, func, select
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from awa_sqla.models.job import Job
-from awa_sqla.session.statements import AS_OF, CLAIM_ROWS, among
+from awa_sqla.models.job import Attempt, Job
+from awa_sqla.session.statements import AS_OF, CLAIM_ROWS, RUNNING_ROWS, among
 from awa_sqla.session.table import TRANSITIONS
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import QueueConfig
@@ -28,11 +28,20 @@ GATHER = 0.005
 class QueueLoop:
     """Claims for one queue and starts what it claimed."""
 
-    def __init__(self, name: str, config: QueueConfig, engine: AsyncEngine, worker_id: str, batch: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: QueueConfig,
+        engine: AsyncEngine,
+        worker_id: str,
+        batch: int,
+        in_flight: Callable[[Attempt], bool],
+    ) -> None:
         self.name = name
         self._engine = engine
         self._worker_id = worker_id
         self._batch = batch
+        self._in_flight = in_flight
         self._capacity = config.concurrency
         self._busy = 0
         self._wake = asyncio.Event()
@@ -67,12 +76,37 @@ class QueueLoop:
             wanted = min(self._capacity - self._busy, self._batch)
             if wanted <= 0:
                 continue  # the next release wakes us
-            rows = await insisting(lambda n=wanted: self._claim(n))  # type: ignore[misc]
+            rows = await self._claim_surely(wanted)
             self._busy += len(rows)
             for row in rows:
                 start(row)
             if len(rows) == wanted:
                 self._wake.set()
+
+    async def _claim_surely(self, limit: int) -> list[Claimed]:
+        """Claim, over lost connections; a COMMIT whose answer was lost may have given us jobs all the same."""
+        in_doubt = False
+
+        async def once() -> list[Claimed]:
+            nonlocal in_doubt
+            try:
+                return await self._claim(limit)
+            except Exception:
+                in_doubt = True
+                raise
+
+        claimed = await insisting(once)
+        if in_doubt:
+            known = {one.attempt for one in claimed}
+            ours = await insisting(self._ours)
+            claimed += [one for one in ours if one.attempt not in known and not self._in_flight(one.attempt)]
+        return claimed
+
+    async def _ours(self) -> list[Claimed]:
+        parameters: dict[str, Any] = {"in_queue": self.name, "by_worker": self._worker_id}
+        async with self._engine.begin() as connection:
+            rows: Sequence[Sequence[Any]] = (await connection.execute(RUNNING_ROWS, parameters)).all()
+        return list(map(Claimed, rows))
 
     async def _claim(self, limit: int) -> list[Claimed]:
         parameters: dict[str, Any] = {"in_queue": self.name, "limit": limit, "by_worker": self._worker_id}

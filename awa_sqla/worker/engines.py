@@ -10,14 +10,17 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, make_url
+from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.wakeups import channel
-from awa_sqla.session.target import schema_in
+from awa_sqla.session.target import refuse_autocommit, schema_in
 
 Given = str | URL | Engine | AsyncEngine
 
+
+_DRIVERS = ("psycopg", "psycopg2", "asyncpg")
 
 #: Options of asyncpg and of its dialect that libpq refuses.
 _ASYNCPG_ONLY = frozenset(
@@ -70,18 +73,16 @@ class Engines:
         """The wake-up channel of that schema."""
         return channel(self.schema)
 
-    def libpq_url(self) -> str:
-        """The URL as libpq reads it, for the listener."""
-        return self._for_libpq().set(drivername="postgresql").render_as_string(hide_password=False)
+    def check_given(self) -> None:
+        """Refuse a given Engine in AUTOCOMMIT mode: transactional handlers would have nothing to commit."""
+        if isinstance(self._given, Engine):
+            with self._given.connect() as connection:
+                refuse_autocommit(connection)
 
-    def _for_libpq(self) -> URL:
-        """The URL without what only asyncpg understands."""
-        if self.url.get_driver_name() != "asyncpg":
-            return self.url
-        query = {key: value for key, value in self.url.query.items() if key not in _ASYNCPG_ONLY}
-        if "ssl" in query:
-            query["sslmode"] = query.pop("ssl")
-        return self.url.set(query=query)
+    def libpq_url(self, other: str | None = None) -> str:
+        """The URL, or another one, as libpq reads it, for the listener."""
+        url = _for_libpq(self.url if other is None else source(other)[0])
+        return url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     async def dispose(self) -> None:
         """Close the engines that were made here."""
@@ -93,7 +94,7 @@ class Engines:
     def _make_sync(self, **pool: Any) -> Engine:
         driver = self.url.get_driver_name()
         name = self.url.drivername if driver in ("psycopg", "psycopg2") else "postgresql+psycopg"
-        engine = create_engine(self._for_libpq().set(drivername=name), **pool, pool_pre_ping=True)
+        engine = create_engine(_for_libpq(self.url).set(drivername=name), **pool, pool_pre_ping=True)
         self._own_sync.append(engine)
         return engine.execution_options(**self._options)
 
@@ -102,6 +103,22 @@ class Engines:
         engine = create_async_engine(self.url.set(drivername=name), **pool, pool_pre_ping=True)
         self._own_async.append(engine)
         return engine.execution_options(**self._options)
+
+
+def _for_libpq(url: URL) -> URL:
+    """The URL without what only asyncpg understands."""
+    if url.get_driver_name() != "asyncpg":
+        return url
+    query = {key: value for key, value in url.query.items() if key not in _ASYNCPG_ONLY}
+    if "ssl" in query:
+        query["sslmode"] = query.pop("ssl")
+    return url.set(query=query)
+
+
+def sync_url(given: str) -> URL:
+    """A URL for a sync engine, whichever driver it names. Raises `ConfigurationError`."""
+    url = source(given)[0]
+    return _for_libpq(url).set(drivername="postgresql+psycopg") if url.get_driver_name() == "asyncpg" else url
 
 
 def source(given: object) -> tuple[URL, dict[str, Any]]:
@@ -113,11 +130,20 @@ def source(given: object) -> tuple[URL, dict[str, Any]]:
     if isinstance(given, str):
         # What libpq and most hosting services write.
         given = given.replace("postgres://", "postgresql://", 1) if given.startswith("postgres://") else given
-        return _with_driver(make_url(given)), {}
+        try:
+            return _with_driver(make_url(given)), {}
+        except (ArgumentError, ValueError) as exc:
+            raise ConfigurationError(
+                f"{given.partition('@')[2] or given!r} is no database URL; write postgresql://user:password@host/database"
+            ) from exc
     if isinstance(given, URL):
         return _with_driver(given), {}
     raise ConfigurationError(f"a worker takes a database URL, an Engine or an AsyncEngine, not {given!r}")
 
 
 def _with_driver(url: URL) -> URL:
+    if url.get_backend_name() != "postgresql":
+        raise ConfigurationError(f"awa_sqla needs PostgreSQL, not {url.get_backend_name()}")
+    if url.drivername not in ("postgresql", *(f"postgresql+{driver}" for driver in _DRIVERS)):
+        raise ConfigurationError(f"{url.drivername} is not supported; the drivers are {', '.join(_DRIVERS)}")
     return url.set(drivername="postgresql+psycopg") if url.drivername == "postgresql" else url

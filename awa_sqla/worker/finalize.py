@@ -25,6 +25,7 @@ from awa_sqla.session.ledger import defer_all
 from awa_sqla.worker.outcomes import Done, Failed, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import apply, ended_by_handler
+from awa_sqla.worker.trouble import LOCK_NOT_AVAILABLE, sqlstate, transient
 
 log = logging.getLogger("awa_sqla.worker")
 T = TypeVar("T")
@@ -34,30 +35,6 @@ BATCH = 500
 BATCHES, SINGLES = 2, 4
 #: How long an outcome waits for a row that somebody holds before it lets others pass.
 _PATIENCE = text("SET LOCAL lock_timeout = '1s'")
-
-
-#: SQLSTATE of a lock that was not had within lock_timeout.
-LOCK_NOT_AVAILABLE = "55P03"
-
-
-def sqlstate(error: sa_exc.DBAPIError) -> str | None:
-    """PostgreSQL's code for an error, whatever the driver."""
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-
-
-def transient(error: BaseException) -> bool:
-    """Whether trying again may help: the connection, the pool or the server, not the statement."""
-    if not isinstance(error, sa_exc.DBAPIError):
-        return isinstance(error, sa_exc.TimeoutError | OSError)
-    code = sqlstate(error)
-    if code is not None:
-        return code.startswith(_PASSING)
-    return error.connection_invalidated or isinstance(error, sa_exc.OperationalError | sa_exc.InterfaceError)
-
-
-#: SQLSTATE classes of what passes: connection, serialization and deadlock, resources, locks, an operator's or the
-#: system's interruption; and a server that is read-only for now.
-_PASSING = ("08", "40", "53", "55", "57", "58", "25006")
 
 
 class Acknowledged(Protocol):

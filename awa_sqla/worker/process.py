@@ -6,8 +6,10 @@ import asyncio
 import logging
 import os
 import signal
+import threading
 from collections.abc import Callable
 
+from awa_sqla.errors import ConfigurationError
 from awa_sqla.worker.runner import Worker
 
 log = logging.getLogger("awa_sqla.worker")
@@ -17,6 +19,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 def run_until_stopped(make: Callable[[], Worker]) -> int:
     """Run a worker until it is told to stop; 0, or 1 when jobs had to be abandoned."""
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigurationError(
+            "run_worker() handles signals and needs the main thread; elsewhere use `async with awa.worker(...)`"
+        )
     return asyncio.run(_run(make))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -128,10 +129,15 @@ def interrupted(reason: str) -> Result:
 
 def outcome_of(returned: Any) -> Result:
     """What a returned value means; a value that cannot be stored fails the attempt and says why."""
-    if isinstance(returned, RetryAfter | Snooze | Cancel | Failed | Settled):
+    if isinstance(returned, RetryAfter | Snooze | Cancel | Failed | PutBack | Settled):
         return returned
     if isinstance(returned, type) and returned in (RetryAfter, Snooze, Cancel, TerminalError):
         return Failed(InvalidJob("result", f"is the class {returned.__name__}; return {returned.__name__}(...)"))
+    if inspect.iscoroutine(returned):
+        returned.close()
+        return Failed(
+            InvalidJob("result", "is a coroutine: the handler is an async function behind a sync one; await it")
+        )
     if isinstance(returned, BaseException):
         return Failed(InvalidJob("result", f"is a {type(returned).__name__}; raise it instead of returning it"))
     try:

@@ -32,19 +32,21 @@ from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session import catalogue, verbs
 from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
+from awa_sqla.session.target import refuse_autocommit
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
 from awa_sqla.worker.engines import Engines, Given
-from awa_sqla.worker.finalize import LOCK_NOT_AVAILABLE, Finalizer, insisting, sqlstate
+from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.lanes import Lanes
 from awa_sqla.worker.listen import Listener
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import around, async_around
+from awa_sqla.worker.trouble import LOCK_NOT_AVAILABLE, sqlstate
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -91,8 +93,10 @@ class Worker:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self._drain()
-        await self._stack.aclose()
+        try:
+            await self._drain()
+        finally:  # also when the drain itself is cancelled: a heart that beats on would hold its jobs for ever
+            await self._stack.aclose()
 
     def request_stop(self) -> None:
         """Ask for a graceful stop; `wait()` returns. From the loop's thread."""
@@ -128,7 +132,9 @@ class Worker:
             await session.run_sync(catalogue.publish, [(s.kind, s.outcome, s.name) for s in specs])
         self._finalizer = Finalizer(self._maker, self._acknowledged)
         self._loops = {
-            name: QueueLoop(name, config, self._engines.book, self.id, self._options.claim_batch)
+            name: QueueLoop(
+                name, config, self._engines.book, self.id, self._options.claim_batch, self._flight.__contains__
+            )
             for name, config in self._queues.items()
         }
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
@@ -147,7 +153,7 @@ class Worker:
     def _spawn_helpers(self) -> None:
         self._listener: Listener | None = None
         if self._options.notify:
-            url = self._options.listen_url or self._engines.libpq_url()
+            url = self._engines.libpq_url(self._options.listen_url)
             self._listener = Listener(url, self._engines.channel, self._heard)
             self._spawn(self._listener.serve)
         self._spawn(self._poll)
@@ -159,7 +165,9 @@ class Worker:
     async def _check_schema(self) -> None:
         schema = self._engines.schema
         async with self._engines.book.connect() as connection:
+            await connection.run_sync(refuse_autocommit)
             found = await connection.run_sync(lambda c: installed_version(c, schema))
+        await asyncio.to_thread(self._engines.check_given)
         if found < LATEST:
             raise SchemaVersionError(found, LATEST, schema)
 

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
-
 from awa_sqla.args import Backoff, JobArgs, backoff_of, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
 from awa_sqla.worker.outcomes import Failed
+from awa_sqla.worker.trouble import passing
 
 Errors = tuple[type[BaseException], ...]
 
@@ -34,11 +33,11 @@ class Task:
         return self.args_class.__awa__.kind
 
     def failure(self, error: BaseException) -> Failed:
-        """Whether an error that the handler raised ends the job or is tried again; a lost connection always is."""
+        """Whether an error that the handler raised ends the job or is tried again; trouble of the server is."""
         if isinstance(error, (TerminalError, *self.discard_on)):
             return Failed(error, terminal=True)
-        lost = isinstance(error, DBAPIError) and error.connection_invalidated
-        return Failed(error, terminal=self.retry_on is not None and not lost and not isinstance(error, self.retry_on))
+        tried_again = self.retry_on is None or isinstance(error, self.retry_on) or passing(error)
+        return Failed(error, terminal=not tried_again)
 
 
 class Tasks:
@@ -70,8 +69,8 @@ class Tasks:
             handler,
             inspect.iscoroutinefunction(handler),
             transactional,
-            None if retry_on is None else tuple(retry_on),
-            tuple(discard_on),
+            None if retry_on is None else _errors("retry_on", retry_on),
+            _errors("discard_on", discard_on),
         )
 
     def get(self, kind: str) -> Task | None:
@@ -105,6 +104,15 @@ class Tasks:
     def any_sync_transactional(self) -> bool:
         """Whether some handler needs a sync session."""
         return any(task.transactional and not task.is_async for task in self._by_kind.values())
+
+
+def _errors(option: str, given: Any) -> Errors:
+    """A tuple of exception classes, or `ConfigurationError` naming the option."""
+    several = isinstance(given, tuple | list | set | frozenset)
+    found: tuple[Any, ...] = tuple(given) if several else (given,)
+    if not several or not all(isinstance(one, type) and issubclass(one, BaseException) for one in found):
+        raise ConfigurationError(f"{option} must be a tuple of exception classes, such as (OSError,), not {given!r}")
+    return found
 
 
 def _full_name(thing: Any) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import event
@@ -17,13 +18,14 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla.errors import ConfigurationError, FollowUpError, StaleJobError
 from awa_sqla.models.base import JobState
-from awa_sqla.models.job import Attempt
+from awa_sqla.models.job import Attempt, Job
 from awa_sqla.session import verbs
 from awa_sqla.session.steps import release, reserve
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
 from awa_sqla.worker.run import outcome_of
 from awa_sqla.worker.tasks import Task
+from awa_sqla.worker.trouble import passing
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -56,11 +58,14 @@ def around(task: Task, factory: sessionmaker[Session]) -> Body:
     def body(context: JobContext[Any]) -> Result:
         with factory() as session:
             guard = _CommitGuard(session, context.lease)
-            session.begin()
+            try:
+                guard.begin()
+            except Exception as exc:  # noqa: BLE001 - the handler has not begun, so the attempt is not charged
+                return _not_begun(exc)
             context.give_session(session)
             result = _accepted(task.handler(context))
+            guard.lift()
             try:
-                guard.lift()
                 _stage(session, context.lease, result)
                 session.commit()
             except Exception as exc:  # noqa: BLE001 - not the handler's error, so not for retry_on to judge
@@ -76,11 +81,14 @@ def async_around(task: Task, factory: async_sessionmaker[AsyncSession]) -> Body:
     async def body(context: JobContext[Any]) -> Result:
         async with factory() as session:
             guard = _CommitGuard(session.sync_session, context.lease)
-            await session.begin()
+            try:
+                await session.run_sync(lambda _: guard.begin())
+            except Exception as exc:  # noqa: BLE001 - the handler has not begun, so the attempt is not charged
+                return _not_begun(exc)
             context.give_session(session)
             result = _accepted(await task.handler(context))
+            guard.lift()
             try:
-                guard.lift()
                 await session.run_sync(_stage, context.lease, result)
                 await session.commit()
             except Exception as exc:  # noqa: BLE001 - not the handler's error, so not for retry_on to judge
@@ -120,18 +128,41 @@ def _refused(exc: Exception) -> Result:
     return Failed(exc, owed=isinstance(exc, FollowUpError))
 
 
+def _not_begun(exc: Exception) -> Result:
+    if not passing(exc) and not isinstance(exc, OSError):
+        return Failed(exc)
+    log.warning("no connection for a transactional handler, its job is put back: %s", str(exc).partition("\n")[0])
+    return PutBack(timedelta(seconds=1))
+
+
 class _CommitGuard:
-    """Refuses the handler's own commit of `ctx.session`, and its own verbs on its job: the outcome is the worker's."""
+    """Keeps the handler from ending `ctx.session`'s transaction or its own job: both are the worker's to end."""
 
     def __init__(self, session: Session, attempt: Attempt) -> None:
         self._lifted = False
         self._session = session
+        self._attempt = attempt
         event.listen(session, "before_commit", self._check)
-        reserve(session, attempt)
+
+    def begin(self) -> None:
+        """Begin, with a connection in hand before the handler runs."""
+        self._transaction = self._session.begin()
+        self._connection = self._session.connection(bind_arguments={"mapper": Job})
+        self._began = self._connection.get_transaction()
+        reserve(self._session, self._attempt)
 
     def lift(self) -> None:
+        """The handler has returned. Raises `ConfigurationError` when its transaction is no longer the one it got."""
         self._lifted = True
         release(self._session)
+        if self._session.get_transaction() is not self._transaction or not self._began_is_active():
+            raise ConfigurationError(
+                "a transactional handler must not end the transaction of ctx.session (commit, rollback, close): raise "
+                "to discard its writes, and use ctx.session.begin_nested() for a part of them"
+            )
+
+    def _began_is_active(self) -> bool:
+        return self._began is not None and self._began.is_active
 
     def _check(self, session: Session) -> None:
         if not self._lifted and not session.in_nested_transaction():

@@ -58,7 +58,7 @@ def test_an_app_is_found_by_its_reference(here, reference):
     [
         ("nosuch:awa", "no module 'nosuch'"),
         ("one_app:nosuch", "has no 'nosuch'"),
-        ("one_app:number", "is a int, not an Awa"),
+        ("one_app:number", "is of type int, not an Awa"),
         ("two_apps", "has 2 apps"),
         (None, "no app"),
     ],
@@ -110,7 +110,8 @@ def test_migrate_installs_checks_and_takes_away(empty_db_url):
     assert run(cli, ["-d", url, "migrate"]).output == f"schema awa: 0 -> version {LATEST}\n"
     assert run(cli, ["migrate", "-d", url]).output == f"schema awa: already at version {LATEST}\n"
     assert run(cli, ["-d", url, "migrate", "--check"]).exit_code == 0
-    assert run(cli, ["-d", url, "migrate", "--to", "0"]).exit_code == 0
+    assert run(cli, ["-d", url, "migrate", "--to", "0"]).exit_code == 2
+    assert run(cli, ["-d", url.replace("+psycopg", "+asyncpg"), "migrate", "--to", "0", "--yes"]).exit_code == 0
     engine = create_engine(empty_db_url)
     with engine.connect() as connection:
         assert installed_version(connection) == 0
@@ -121,6 +122,12 @@ def test_migrate_prints_the_sql_it_would_run():
     result = CliRunner().invoke(cli, ["migrate", "--sql", "--schema", "jobs"])
     assert result.exit_code == 0
     assert 'CREATE TABLE "jobs".jobs_hot' in result.output
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://u:secret@h/d", "postgresql+pg8000://u:secret@h/d"])
+def test_what_is_no_url_of_ours_is_a_usage_error(url):
+    result = CliRunner().invoke(cli, ["-d", url, "migrate"])
+    assert (result.exit_code, "secret" in result.output) == (2, False)
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["migrate", "--to", "99"], 2), (["migrate", "--schema", "a;b"], 2)])

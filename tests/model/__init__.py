@@ -6,6 +6,6 @@
 * `checks` compares what is committed.
 
 Locks: in one thread a session that waited for another would wait for ever, so each step picks jobs that no other
-session has changed and not yet committed; what skips locked rows (claim, promote, rescue, dispatch) is drawn freely. All
-connections have a short `lock_timeout`: a statement that waits although it must not is an error, and fails the run.
+session has changed and not yet committed; what skips locked rows (claim, promote, rescue, dispatch) is drawn freely.
+All connections have a short `lock_timeout`: a statement that waits although it must not is an error, and fails the run.
 """

@@ -1,7 +1,7 @@
 """The application of the model: what its jobs carry, what follows on them, who is told.
 
-Every follow-up carries the identity of its cause (job, outcome, lease, spec, part), so that one that is lost, doubled or
-made for a transition that never was committed shows in its own row.
+Every follow-up carries the identity of its cause (job, outcome, lease, spec, part), so that one that is lost, doubled
+or made for a transition that never was committed shows in its own row.
 """
 
 from __future__ import annotations

@@ -199,13 +199,19 @@ class Machine(RuleBasedStateMachine):
         return row is not None and row.state == "running" and (row.id, row.lease) == handle.attempt
 
     def handle(self, sitting: Sitting, pick: int, *, live: bool) -> Handle | None:
-        """An attempt that still holds for a session, or any; none whose job another session holds."""
-        mine, may = sitting.transaction, []
+        """An attempt that holds for a session, or one that does not; none whose job another session holds.
+
+        Of those that do not, the first are the overtaken ones, whose job runs on under another lease.
+        """
+        mine, found = sitting.transaction, (list[Handle](), list[Handle](), list[Handle]())
         for handle in self.handles:
             row = mine.view(handle.key)
-            fits = self.fits(row, handle)
-            if (fits and not self.reference.elsewhere(mine, handle.key)) or (not fits and not live):
-                may.append(handle)
+            if self.fits(row, handle):
+                if not self.reference.elsewhere(mine, handle.key):
+                    found[0].append(handle)
+            else:
+                found[1 if row is not None and row.state == "running" else 2].append(handle)
+        may = found[0] if live else found[1] or found[2]
         return may[-1 - pick % len(may)] if may else None
 
     def remember(self, handle: Handle) -> None:

@@ -44,7 +44,7 @@ jobs = st.tuples(
     st.integers(1, 3),
     st.sampled_from([False] * 7 + [True]),
 )
-given_attempts = precondition(lambda self: any(self.handle(one, 0, live=True) for one in self.sittings))
+given_attempts = precondition(lambda self: self.is_running)
 
 
 def _when() -> dict[str, dict[str, Any]]:
@@ -59,6 +59,11 @@ def _when() -> dict[str, dict[str, Any]]:
 
 class Verbs(Machine):
     """Everything that an application does to its jobs."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an attempt holds for one of the sessions."""
+        return any(self.handle(one, 0, live=True) for one in self.sittings)
 
     @initialize(expire=st.booleans(), autoflush=st.booleans(), jobs=st.lists(jobs, min_size=2, max_size=5))
     def begin(self, expire: bool, autoflush: bool, jobs: list[tuple[Any, ...]]) -> None:

@@ -3,11 +3,25 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from awa_sqla import Completed, InvalidJob, JobSnapshot, JobState, claim, complete_many, enqueue
+from awa_sqla import (
+    Backoff,
+    Completed,
+    InvalidJob,
+    JobSnapshot,
+    JobState,
+    cancel,
+    claim,
+    complete_many,
+    enqueue,
+    set_progress,
+)
+from awa_sqla.session.verbs import cancel_attempt, fail_with
 from tests.app import Signup, Welcome
-from tests.worlds import in_one_world
+from tests.session.steps import HOUR, available, running, wait_of
+from tests.worlds import Database, in_one_world
 
 
 def test_a_batch_of_jobs_claimed_in_the_same_transaction_brings_them_up_to_date(session: Session) -> None:
@@ -42,3 +56,61 @@ def test_a_completion_without_a_claim_took_no_time() -> None:
         errors=[],
     )
     assert Completed(Signup(), snapshot).duration == timedelta(0)
+
+
+def test_a_pause_stops_its_own_queue_alone(session: Session, database: Database) -> None:
+    database.execute("INSERT INTO queue_meta (queue, paused_at) VALUES ('another', now())")
+    available(session)
+    assert len(claim(session, "default", limit=1)) == 1
+
+
+def test_the_deadline_of_a_queue_is_for_its_own_jobs_alone(session: Session, database: Database) -> None:
+    database.execute("INSERT INTO queue_meta (queue, override_deadline_seconds) VALUES ('another', 60)")
+    assert running(session).deadline_at is None
+
+
+@in_one_world
+def test_progress_goes_from_0_to_100(session: Session) -> None:
+    job = running(session)
+    for percent in (0, 100):
+        progress = set_progress(session, job, percent).progress
+        assert progress is not None
+        assert progress["percent"] == percent
+
+
+def test_among_equally_urgent_jobs_the_first_id_is_claimed_first(session: Session, database: Database) -> None:
+    jobs = [available(session) for _ in range(3)]
+    ids = [job.id for job in jobs]
+    database.execute("UPDATE jobs_hot SET run_at = '2020-01-01Z'")
+    database.execute("UPDATE jobs_hot SET tags = '{moved}' WHERE id = %s", ids[0])  # the last one in the table's file
+    for way in ("indexscan", "indexonlyscan", "bitmapscan"):  # whose order would be the right one by itself
+        session.execute(text(f"SET LOCAL enable_{way} = off"))
+    [claimed] = claim(session, "default", limit=1)
+    assert claimed.id == ids[0]
+
+
+def test_a_job_that_is_not_even_flushed_can_be_cancelled_at_once(session: Session, database: Database) -> None:
+    job = cancel(session, enqueue(session, Signup()), reason="x")
+    session.commit()
+    assert job is not None
+    assert database.job(job.id).state == "cancelled"
+
+
+@in_one_world
+def test_a_cancel_by_the_attempt_leaves_an_entry_of_its_own_type(session: Session) -> None:
+    [entry] = cancel_attempt(session, running(session), "enough").errors
+    assert (entry["error"], entry["type"]) == ("cancelled: enough", "cancelled")
+
+
+def test_a_failure_may_bring_the_backoff_of_the_callers_registry(session: Session, database: Database) -> None:
+    job = running(session)
+    fail_with(session, job, "no", backoff=Backoff(base=HOUR, jitter=0))
+    session.commit()
+    assert wait_of(database.job(job.id)) == HOUR
+
+
+def test_jobs_of_one_flush_are_delayed_from_one_reading_of_the_clock(session: Session, database: Database) -> None:
+    for _ in range(3):
+        enqueue(session, Signup(), delay=HOUR)
+    session.commit()
+    assert len({row.run_at for row in database.jobs()}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -10,10 +11,15 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import field_validator
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
 
-from awa_sqla import Backoff, JobArgs, QueueConfig
+from awa_sqla import Awa, Backoff, ConfigurationError, JobArgs, QueueConfig
+from awa_sqla.maintenance import rescue
 from awa_sqla.models.wakeups import channel
+from awa_sqla.worker.dispatch import QueueLoop
 
 
 class Work(JobArgs, max_attempts=2, backoff=Backoff(base=timedelta(0))):
@@ -128,3 +134,159 @@ def test_a_payload_that_anybody_may_send_does_not_break_the_listener(stage):
         assert worker._listener.healthy
 
     stage.play(during=shout)
+
+
+# ------------------------------------------------------------------ sessions
+
+
+@pytest.mark.parametrize("end", ["rollback", "close", "commit of the connection"])
+@pytest.mark.parametrize("road", ["async", "def"])
+def test_ending_the_transaction_of_ctx_session_is_no_success(stage, road, end):
+    def act(session: Any) -> None:
+        if end == "commit of the connection":
+            session.connection().commit()
+        else:
+            getattr(session, end)()
+
+    async def later(ctx: Any) -> None:
+        await ctx.session.run_sync(act)
+
+    def now(ctx: Any) -> None:
+        act(ctx.session)
+
+    stage.app.task(Work, transactional=True)(later if road == "async" else now)
+    stage.enqueue(Work(), max_attempts=1)
+    stage.play()
+    (job,) = stage.jobs()
+    assert job.state == "failed"
+    assert "must not end the transaction of ctx.session" in job.errors[0]["error"]
+
+
+@pytest.mark.parametrize("road", ["async", "def"])
+def test_a_handler_that_finds_no_connection_has_not_begun_and_is_not_charged(stage, road, engine):
+    runs: list[int] = []
+
+    async def later(ctx: Any) -> None:
+        runs.append(ctx.attempt)
+        await asyncio.sleep(0.5)
+
+    def now(ctx: Any) -> None:
+        runs.append(ctx.attempt)
+        time.sleep(0.5)
+
+    small = create_engine(stage.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    async_small = create_async_engine(stage.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
+    stage.app.task(Work, transactional=True, retry_on=(KeyError,))(later if road == "async" else now)
+    stage.enqueue(Work(), Work(), Work(), max_attempts=1)
+
+    async def dispose(worker: Any) -> None:
+        await stage.until(stage.all_ended)
+        await async_small.dispose()
+
+    stage.play(
+        session_factory=sessionmaker(small), async_session_factory=async_sessionmaker(async_small), during=dispose
+    )
+    small.dispose()
+    assert [(job.state, job.attempt) for job in stage.jobs()] == [("completed", 1)] * 3
+    assert runs == [1, 1, 1]
+
+
+def test_an_autocommit_engine_is_refused_at_the_start(stage, engine):
+    stage.app.task(Work)(nothing)
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        stage.play(url=autocommit)
+    with sessionmaker(autocommit)() as session, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        rescue(session, stale_after=timedelta(seconds=1))
+
+
+def test_a_claim_whose_answer_was_lost_is_found_again(stage, monkeypatch):
+    lost: list[int] = []
+    claim = QueueLoop._claim
+
+    async def answer_lost(self: QueueLoop, limit: int) -> Any:
+        claimed = await claim(self, limit)
+        if claimed and not lost:
+            lost.extend(one.attempt.id for one in claimed)
+            raise OperationalError("COMMIT", {}, Exception("the answer was lost"))
+        return claimed
+
+    monkeypatch.setattr(QueueLoop, "_claim", answer_lost)
+    stage.app.task(Work)(nothing)
+    ids = stage.enqueue(*[Work() for _ in range(5)], max_attempts=1)
+    stage.play()
+    assert sorted(lost) == ids
+    assert [(job.state, job.attempt) for job in stage.jobs()] == [("completed", 1)] * 5
+
+
+def test_a_drain_that_is_cancelled_leaves_no_heart_behind(stage):
+    async def handler(ctx: Any) -> None:
+        await asyncio.sleep(60)
+
+    stage.app.task(Work)(handler)
+    stage.enqueue(Work())
+
+    async def main() -> None:
+        async with stage.app.worker(stage.url):
+            await stage.until(lambda: stage.states() == ["running"])
+
+    async def run() -> None:
+        task = asyncio.create_task(main())
+        await stage.until(lambda: stage.states() == ["running"])
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert [thread.name for thread in threading.enumerate() if "heartbeat" in thread.name] == []
+
+
+# ------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize("given", [OSError, "OSError", ("OSError",), (OSError(),)])
+@pytest.mark.parametrize("option", ["retry_on", "discard_on"])
+def test_what_are_no_exception_classes_is_said_at_registration(option, given):
+    with pytest.raises(ConfigurationError, match=f"{option} must be a tuple of exception classes"):
+        Awa().task(Work, **{option: given})(nothing)
+
+
+def test_an_async_handler_behind_a_sync_wrapper_is_named(stage):
+    stage.app.task(Work)(lambda ctx: nothing(ctx))  # noqa: PLW0108 - it is not the coroutine function itself
+    stage.enqueue(Work(), max_attempts=1)
+    stage.play()
+    assert "is a coroutine" in stage.jobs()[0].errors[0]["error"]
+
+
+def test_a_listen_url_may_be_written_as_sqlalchemy_does(stage):
+    stage.app.task(Work)(nothing)
+
+    async def healthy(worker: Any) -> None:
+        await stage.until(lambda: worker._listener.healthy)
+
+    stage.play(lambda: True, during=healthy, listen_url=stage.url.render_as_string(hide_password=False))
+
+
+@pytest.mark.parametrize("url", ["nonsense", "", "postgresql+pg8000://u:p@h/d", "mysql://u:p@h/d"])
+def test_what_is_no_url_of_ours_is_said_so(url):
+    app = Awa()
+    app.task(Work)(nothing)
+    with pytest.raises(ConfigurationError):
+        app.worker(url)
+
+
+def test_run_worker_needs_the_main_thread(stage):
+    stage.app.task(Work)(nothing)
+    said: list[BaseException] = []
+
+    def elsewhere() -> None:
+        try:
+            stage.app.run_worker(stage.url)
+        except ConfigurationError as exc:
+            said.append(exc)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "async with awa.worker" in str(said[0])

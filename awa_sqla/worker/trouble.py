@@ -1,0 +1,34 @@
+"""Which errors of the database pass by themselves, so that trying again may help."""
+
+from __future__ import annotations
+
+from sqlalchemy import exc as sa_exc
+
+#: SQLSTATE of a lock that was not had within lock_timeout.
+LOCK_NOT_AVAILABLE = "55P03"
+
+#: SQLSTATE classes of what passes: connection, serialization and deadlock, resources, locks, an operator's or the
+#: system's interruption; and a server that is read-only for now.
+_PASSING = ("08", "40", "53", "55", "57", "58", "25006")
+
+
+def sqlstate(error: sa_exc.DBAPIError) -> str | None:
+    """PostgreSQL's code for an error, whatever the driver."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+
+def passing(error: BaseException) -> bool:
+    """Whether SQLAlchemy reports the connection, the pool or the server as the cause, not the statement."""
+    if isinstance(error, sa_exc.TimeoutError):
+        return True
+    if not isinstance(error, sa_exc.DBAPIError):
+        return False
+    code = sqlstate(error)
+    if code is not None:
+        return code.startswith(_PASSING)
+    return error.connection_invalidated or isinstance(error, sa_exc.OperationalError | sa_exc.InterfaceError)
+
+
+def transient(error: BaseException) -> bool:
+    """`passing`, or a failure of the network itself: for our own transactions, where nothing else raises OSError."""
+    return passing(error) or isinstance(error, OSError)
