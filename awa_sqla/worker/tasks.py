@@ -6,7 +6,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from awa_sqla.args import Backoff, JobArgs, backoff_of, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
@@ -109,7 +109,7 @@ class Tasks:
 def _errors(option: str, given: Any) -> Errors:
     """A tuple of exception classes, or `ConfigurationError` naming the option."""
     several = isinstance(given, tuple | list | set | frozenset)
-    found: tuple[Any, ...] = tuple(given) if several else (given,)
+    found: tuple[Any, ...] = tuple(cast("Any", given)) if several else (given,)
     if not several or not all(isinstance(one, type) and issubclass(one, BaseException) for one in found):
         raise ConfigurationError(f"{option} must be a tuple of exception classes, such as (OSError,), not {given!r}")
     return found

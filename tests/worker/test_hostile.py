@@ -45,20 +45,21 @@ async def nothing(ctx: Any) -> None:
 
 
 def test_a_row_that_somebody_holds_keeps_no_other_outcome_waiting(stage):
-    ended: list[float] = []
+    locked = asyncio.Event()
 
     async def handler(ctx: Any) -> None:
-        await asyncio.sleep(0.5 if ctx.args.number == 0 else 0.01)
-        ended.append(time.monotonic())
+        if ctx.args.number == 0:
+            await locked.wait()
 
     stage.app.queues["default"] = QueueConfig(concurrency=5)
     stage.app.task(Work)(handler)
     held, *_ = stage.enqueue(*[Work(number=n) for n in range(60)])
 
     async def hold(worker: Any) -> None:
-        await asyncio.sleep(0.1)
+        await stage.until(lambda: stage.jobs()[0].state == "running")
         with stage.sessions() as holder:
             holder.execute(text("SELECT 1 FROM awa.jobs_hot WHERE id = :id FOR UPDATE"), {"id": held})
+            locked.set()
             await stage.until(lambda: stage.states().count("completed") == 59)
             assert stage.jobs()[0].state == "running"
 
