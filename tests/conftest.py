@@ -4,6 +4,8 @@ The fixtures are in `tests.databases`.  A run without PostgreSQL fails; it is no
 """
 
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +43,17 @@ def pytest_report_header() -> str:
         return "postgresql: none found"
     major, minor = binaries.version
     return f"postgresql: a throw-away {major}.{minor} from {binaries.source}"
+
+
+CASES = 64
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many of the public bug reports that the design answers have a test; counted in the files, for xdist."""
+    found = {
+        int(number)
+        for path in Path(__file__).parent.rglob("test_*.py")
+        for number in re.findall(r"mark\.case\((\d+)\)", path.read_text("utf-8"))
+    }
+    missing = " ".join(str(number) for number in range(1, CASES + 1) if number not in found)
+    terminalreporter.write_line(f"cases of public bug reports with a test: {len(found)}/{CASES} (not yet: {missing})")

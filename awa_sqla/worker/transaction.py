@@ -8,7 +8,8 @@ outcome that is stale discards everything too, and nothing is recorded: the atte
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -56,7 +57,7 @@ def around(task: Task, factory: sessionmaker[Session]) -> Body:
     """The body of a transactional `def` handler, for a thread."""
 
     def body(context: JobContext[Any]) -> Result:
-        with factory() as session:
+        with _closed(factory()) as session:
             guard = _CommitGuard(session, context.lease)
             try:
                 guard.begin()
@@ -79,7 +80,7 @@ def async_around(task: Task, factory: async_sessionmaker[AsyncSession]) -> Body:
     """The body of a transactional `async def` handler."""
 
     async def body(context: JobContext[Any]) -> Result:
-        async with factory() as session:
+        async with _async_closed(factory()) as session:
             guard = _CommitGuard(session.sync_session, context.lease)
             try:
                 await session.run_sync(lambda _: guard.begin())
@@ -96,6 +97,34 @@ def async_around(task: Task, factory: async_sessionmaker[AsyncSession]) -> Body:
         return Settled()
 
     return body
+
+
+@contextmanager
+def _closed(session: Session) -> Generator[Session, None, None]:
+    """Close the session at the end; an error of that must not replace the handler's own."""
+    try:
+        yield session
+    except BaseException:
+        try:
+            session.close()
+        except Exception:
+            log.exception("closing the session of a failed handler failed as well")
+        raise
+    session.close()
+
+
+@asynccontextmanager
+async def _async_closed(session: AsyncSession) -> AsyncGenerator[AsyncSession, None]:
+    """The same for an async session."""
+    try:
+        yield session
+    except BaseException:
+        try:
+            await session.close()
+        except Exception:
+            log.exception("closing the session of a failed handler failed as well")
+        raise
+    await session.close()
 
 
 def _accepted(returned: Any) -> Result:

@@ -1,5 +1,6 @@
 """What single changes of the code have shown to be held by no other test (`tests/mutants.py`)."""
 
+import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -10,16 +11,21 @@ from awa_sqla import (
     Backoff,
     Completed,
     InvalidJob,
+    JobRecord,
     JobSnapshot,
     JobState,
     cancel,
     claim,
     complete_many,
     enqueue,
+    fail,
+    lineage,
     set_progress,
 )
+from awa_sqla.models.job import SHARED
+from awa_sqla.session.statements import CLAIM_ROWS
 from awa_sqla.session.verbs import cancel_attempt, fail_with
-from tests.app import Signup, Welcome
+from tests.app import Charge, Signup, Welcome
 from tests.session.steps import HOUR, available, running, wait_of
 from tests.worlds import Database, in_one_world
 
@@ -114,3 +120,32 @@ def test_jobs_of_one_flush_are_delayed_from_one_reading_of_the_clock(session: Se
         enqueue(session, Signup(), delay=HOUR)
     session.commit()
     assert len({row.run_at for row in database.jobs()}) == 1
+
+
+def test_a_claim_in_plain_rows_has_the_values_of_every_sort_of_column(session: Session) -> None:
+    job = available(session, Charge(order_id=1))
+    parameters = {"in_queue": "payments", "limit": 1, "by_worker": "w1"}
+    [row] = session.connection().execute(CLAIM_ROWS, parameters).all()
+    found = dict(zip(SHARED, row, strict=True))
+    assert (found["id"], found["kind"], found["tags"]) == (job.id, "charge", ["billing"])
+    assert [json.loads(found[name]) for name in ("args", "errors")] == [{"order_id": 1, "cents": 100}, []]
+
+
+def test_a_loaded_record_tells_the_progress_too(session: Session) -> None:
+    job = running(session)
+    record = session.get_one(JobRecord, job.id)
+    assert record.progress is None
+    set_progress(session, job, 50)
+    assert record.progress == job.progress
+
+
+def test_a_lineage_holds_no_other_tree(session: Session) -> None:
+    available(session)
+    job = available(session)
+    assert [record.id for record in lineage(session, job)] == [job.id]
+
+
+@in_one_world
+def test_a_terminal_failure_is_marked_in_its_entry(session: Session) -> None:
+    [entry] = fail(session, running(session), "no", terminal=True).errors
+    assert entry["terminal"] is True

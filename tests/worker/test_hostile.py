@@ -14,7 +14,7 @@ from pydantic import field_validator
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import Awa, Backoff, ConfigurationError, JobArgs, QueueConfig
 from awa_sqla.maintenance import rescue
@@ -291,3 +291,67 @@ def test_run_worker_needs_the_main_thread(stage):
     thread.start()
     thread.join()
     assert "async with awa.worker" in str(said[0])
+
+
+# ----------------------------------------------------------- public bug reports
+
+
+@pytest.mark.case(31)
+def test_cancelled_handlers_leave_no_connection_and_no_lock_behind(stage):
+    small = create_async_engine(stage.url, pool_size=3, max_overflow=0)
+
+    async def handler(ctx: Any) -> None:
+        await ctx.session.execute(text("SELECT pg_sleep(30)"))
+
+    stage.app.queues["default"] = QueueConfig(concurrency=3)
+    stage.app.task(Work, transactional=True)(handler)
+    stage.enqueue(*[Work() for _ in range(9)], max_attempts=1, deadline=timedelta(seconds=0.3))
+
+    async def afterwards(worker: Any) -> None:
+        await stage.until(stage.all_ended)
+        assert small.pool.checkedout() == 0  # type: ignore[attr-defined]
+        await small.dispose()
+
+    stage.play(async_session_factory=async_sessionmaker(small), during=afterwards)
+    assert [job.errors[0]["error"] for job in stage.jobs()] == ["hard deadline exceeded"] * 9
+    held = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
+    assert stage.sql(held) == []
+
+
+@pytest.mark.case(59)
+def test_a_clean_up_error_does_not_replace_the_handlers_own(stage, engine):
+    class Brittle(Session):
+        def close(self) -> None:
+            super().close()
+            raise RuntimeError("B, while closing")
+
+    def handler(ctx: Any) -> None:
+        raise ValueError("A, from the handler")
+
+    stage.app.task(Work, transactional=True)(handler)
+    stage.enqueue(Work(), max_attempts=1)
+    stage.play(session_factory=sessionmaker(engine, class_=Brittle))
+    (job,) = stage.jobs()
+    assert job.errors[0]["error"] == "A, from the handler"
+
+
+@pytest.mark.case(62)
+def test_a_server_that_is_read_only_for_a_while_costs_no_attempt(stage, quick):
+    stage.app.task(Work)(nothing)
+    database = stage.sql("SELECT quote_ident(current_database()) AS db")[0].db
+
+    async def read_only(worker: Any) -> None:
+        stage.sql(f"ALTER DATABASE {database} SET default_transaction_read_only = on")
+        end = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        stage.sql(end)
+        stage.sql("INSERT INTO awa.jobs_hot (kind) VALUES ('work')")
+        await asyncio.sleep(1.5)
+        assert [job.attempt for job in stage.jobs()] == [0]
+        stage.sql(f"ALTER DATABASE {database} RESET default_transaction_read_only")
+        stage.sql(end)
+
+    stage.play(lambda: stage.states() == ["completed"], during=read_only, **quick)
+    assert [job.attempt for job in stage.jobs()] == [1]
