@@ -18,7 +18,6 @@ from awa_sqla import (
     claim,
     complete_many,
     enqueue,
-    fail,
     lineage,
     set_progress,
 )
@@ -115,13 +114,6 @@ def test_a_failure_may_bring_the_backoff_of_the_callers_registry(session: Sessio
     assert wait_of(database.job(job.id)) == HOUR
 
 
-def test_jobs_of_one_flush_are_delayed_from_one_reading_of_the_clock(session: Session, database: Database) -> None:
-    for _ in range(3):
-        enqueue(session, Signup(), delay=HOUR)
-    session.commit()
-    assert len({row.run_at for row in database.jobs()}) == 1
-
-
 def test_a_claim_in_plain_rows_has_the_values_of_every_sort_of_column(session: Session) -> None:
     job = available(session, Charge(order_id=1))
     parameters = {"in_queue": "payments", "limit": 1, "by_worker": "w1"}
@@ -143,9 +135,3 @@ def test_a_lineage_holds_no_other_tree(session: Session) -> None:
     available(session)
     job = available(session)
     assert [record.id for record in lineage(session, job)] == [job.id]
-
-
-@in_one_world
-def test_a_terminal_failure_is_marked_in_its_entry(session: Session) -> None:
-    [entry] = fail(session, running(session), "no", terminal=True).errors
-    assert entry["terminal"] is True
