@@ -144,14 +144,14 @@ class JobArgs(BaseModel):
             **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
         )
         if not abstract:
-            _classes[cls.__awa__.kind] = cls
+            _classes.setdefault(cls.__awa__.kind, cls)
 
 
 _classes: WeakValueDictionary[str, type[JobArgs]] = WeakValueDictionary()
 
 
 def backoff_of(kind: str) -> Backoff:
-    """The backoff of the class of this kind that was defined last in this process, else the default."""
+    """The backoff of the class of this kind that was defined first in this process and still lives, else the default."""
     known = _classes.get(kind)
     return known.__awa__.backoff if known else Backoff()
 

@@ -131,11 +131,12 @@ def source(given: object) -> tuple[URL, dict[str, Any]]:
         # What libpq and most hosting services write.
         given = given.replace("postgres://", "postgresql://", 1) if given.startswith("postgres://") else given
         try:
-            return _with_driver(make_url(given)), {}
+            url = make_url(given)
         except (ArgumentError, ValueError) as exc:
             raise ConfigurationError(
                 f"{given.partition('@')[2] or given!r} is no database URL; write postgresql://user:password@host/database"
             ) from exc
+        return _with_driver(url), {}
     if isinstance(given, URL):
         return _with_driver(given), {}
     raise ConfigurationError(f"a worker takes a database URL, an Engine or an AsyncEngine, not {given!r}")

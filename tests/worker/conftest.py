@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import timedelta
 from typing import Any
@@ -98,6 +100,11 @@ def stage(db_url: URL, engine: Engine) -> Iterator[Stage]:
     yield stage
     stage.app.follow_ups._specs.clear()  # the process remembers every registry that was ever attached
     stage.close()
+    with (
+        warnings.catch_warnings()
+    ):  # what a cut or cancelled connection leaves behind is this test's, not the next one's
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

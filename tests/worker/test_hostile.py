@@ -21,6 +21,9 @@ from awa_sqla.maintenance import rescue
 from awa_sqla.models.wakeups import channel
 from awa_sqla.worker.dispatch import QueueLoop
 
+# Connections that a test cuts are dropped by their drivers without a close.
+pytestmark = pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")
+
 
 class Work(JobArgs, max_attempts=2, backoff=Backoff(base=timedelta(0))):
     number: float = 0

@@ -22,6 +22,9 @@ from awa_sqla.schema import create_all, migrate
 
 ROOT = Path(__file__).parents[2]
 
+# Connections that a test cuts are dropped by their drivers without a close.
+pytestmark = pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")
+
 
 class Work(JobArgs):
     text: str = ""

@@ -32,6 +32,9 @@ from tests.app import Order
 
 NOW = timedelta(0)
 
+# Connections that a test cuts are dropped by their drivers without a close.
+pytestmark = pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning")
+
 
 class Work(JobArgs, max_attempts=2, backoff=Backoff(base=NOW)):
     text: str = ""
