@@ -151,7 +151,7 @@ _classes: WeakValueDictionary[str, type[JobArgs]] = WeakValueDictionary()
 
 
 def backoff_of(kind: str) -> Backoff:
-    """The backoff of the class of this kind that was defined first in this process and still lives, else the default."""
+    """The backoff of the first living class of this kind in this process, else the default."""
     known = _classes.get(kind)
     return known.__awa__.backoff if known else Backoff()
 

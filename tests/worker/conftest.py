@@ -100,9 +100,8 @@ def stage(db_url: URL, engine: Engine) -> Iterator[Stage]:
     yield stage
     stage.app.follow_ups._specs.clear()  # the process remembers every registry that was ever attached
     stage.close()
-    with (
-        warnings.catch_warnings()
-    ):  # what a cut or cancelled connection leaves behind is this test's, not the next one's
+    # What a cut or cancelled connection leaves behind is this test's, not the next one's.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
 
