@@ -18,6 +18,7 @@ from awa_sqla import (
     claim,
     complete_many,
     enqueue,
+    fail,
     lineage,
     set_progress,
 )
@@ -112,6 +113,16 @@ def test_a_failure_may_bring_the_backoff_of_the_callers_registry(session: Sessio
     fail_with(session, job, "no", backoff=Backoff(base=HOUR, jitter=0))
     session.commit()
     assert wait_of(database.job(job.id)) == HOUR
+
+
+def test_a_failure_is_judged_by_the_row_as_it_is_now(session: Session, database: Database) -> None:
+    job = running(session)
+    allowed = job.max_attempts  # loaded: the session's own picture of the row
+    assert job.attempt < allowed
+    database.execute("UPDATE jobs_hot SET max_attempts = attempt")
+    fail(session, job, "no")
+    session.commit()
+    assert database.job(job.id).state == "failed"
 
 
 def test_a_claim_in_plain_rows_has_the_values_of_every_sort_of_column(session: Session) -> None:
