@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from weakref import WeakSet
 
 import psycopg
 import pytest
@@ -37,6 +38,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from awa_sqla import FollowUps, Outcome
 from awa_sqla.models.wakeups import channel
 from awa_sqla.session import catalogue
+from awa_sqla.session.marks import FOLLOW_UPS
 
 PATIENCE = 10.0
 
@@ -316,7 +318,8 @@ class Database:
         """Return when another transaction waits for a lock."""
         deadline = time.monotonic() + PATIENCE
         while not self.value(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'"
         ):
             if time.monotonic() > deadline:
                 raise TimeoutError("nobody waits for a lock")
@@ -356,9 +359,12 @@ def world(request: pytest.FixtureRequest, db_url: URL) -> Iterator[World]:
     """Each of the worlds in turn."""
     cls, driver = WORLDS[request.param]
     catalogue.forget_cache()
+    # A process that has specs refuses sessions without; those of other tests, in this process, are not ours.
+    ever, FOLLOW_UPS.ever = FOLLOW_UPS.ever, WeakSet()
     made = cls(request.param, driver, db_url, _engine(cls, driver, db_url))
     yield made
     made.close()
+    FOLLOW_UPS.ever = ever
 
 
 @cache
