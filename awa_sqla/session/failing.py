@@ -76,23 +76,22 @@ def end_locked(session: Session, job: Job, failure: Failure, *, keeps_dead_lette
         wait = failure.wait(job.kind, number).total_seconds()
         values, due, clock = moved_values(session.execute(statements.TAKE_WITH_ERROR, fenced | {"delay": wait}).one())
         retried = ScheduledJob(**values | {"state": JobState.RETRYABLE, "run_at": due, "finalized_at": clock})
-        _stage(session, retried, failure, Outcome.RETRIED, spent | {"next_run_at": due}, [retried])
+        _stage(session, retried, failure, Outcome.RETRIED, spent | {"next_run_at": due})
         return retried
     if keeps_dead_letters and not failure.in_place:
         values, _, clock = moved_values(session.execute(statements.TAKE_WITH_ERROR, fenced | {"delay": 0}).one())
         own = {"dlq_reason": failure.dead_letter_reason, "dlq_at": clock, "original_run_lease": values["run_lease"]}
         letter = DeadLetter(**values | own | {"state": JobState.FAILED, "finalized_at": clock})
-        _stage(session, letter, failure, Outcome.EXHAUSTED, spent, [letter])
+        _stage(session, letter, failure, Outcome.EXHAUSTED, spent)
         return letter
     failed = session.scalars(statements.EXHAUST, fenced).one()
-    _stage(session, failed, failure, Outcome.EXHAUSTED, spent, [])
+    _stage(session, failed, failure, Outcome.EXHAUSTED, spent)
     return failed
 
 
-def _stage(
-    session: Session, row: Failed, failure: Failure, outcome: Outcome, context: dict[str, Any], rows: list[object]
-) -> None:
+def _stage(session: Session, row: Failed, failure: Failure, outcome: Outcome, context: dict[str, Any]) -> None:
     """Stage the outcome; a rescue's outcomes are owed, and a retry by rescue is Rescued, not Retried."""
+    rows: list[object] = [] if isinstance(row, Job) else [row]  # a move adds a row; a failure in place changes one
     if failure.rescued is None:
         ledger.stage(session, Staged(row, outcome, context, rows=rows))
         return
