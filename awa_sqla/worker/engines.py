@@ -7,14 +7,16 @@ leaves alone.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-from awa_sqla.errors import ConfigurationError
+from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.wakeups import channel
+from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session.target import refuse_autocommit, schema_in
 
 Given = str | URL | Engine | AsyncEngine
@@ -73,7 +75,16 @@ class Engines:
         """The wake-up channel of that schema."""
         return channel(self.schema)
 
-    def check_given(self) -> None:
+    async def check(self) -> None:
+        """Refuse a database whose tables are older than this code, and engines in AUTOCOMMIT mode."""
+        async with self.book.connect() as connection:
+            await connection.run_sync(refuse_autocommit)
+            found = await connection.run_sync(lambda c: installed_version(c, self.schema))
+        await asyncio.to_thread(self._check_given)
+        if found < LATEST:
+            raise SchemaVersionError(found, LATEST, self.schema)
+
+    def _check_given(self) -> None:
         """Refuse a given Engine in AUTOCOMMIT mode: transactional handlers would have nothing to commit."""
         if isinstance(self._given, Engine):
             with self._given.connect() as connection:

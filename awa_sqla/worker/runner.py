@@ -25,14 +25,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from awa_sqla.errors import ConfigurationError, SchemaVersionError
+from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
-from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session import catalogue, verbs
 from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
-from awa_sqla.session.target import refuse_autocommit
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
@@ -116,7 +114,7 @@ class Worker:
     async def _start(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stack.push_async_callback(self._engines.dispose)
-        await self._check_schema()
+        await self._engines.check()
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
         self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
@@ -161,15 +159,6 @@ class Worker:
         if self._options.maintenance:
             for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
                 self._spawn(lane)
-
-    async def _check_schema(self) -> None:
-        schema = self._engines.schema
-        async with self._engines.book.connect() as connection:
-            await connection.run_sync(refuse_autocommit)
-            found = await connection.run_sync(lambda c: installed_version(c, schema))
-        await asyncio.to_thread(self._engines.check_given)
-        if found < LATEST:
-            raise SchemaVersionError(found, LATEST, schema)
 
     def _prepare_bodies(self) -> None:
         sync, later = self._options.session_factory, self._options.async_session_factory
