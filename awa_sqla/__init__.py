@@ -33,6 +33,7 @@ from awa_sqla.errors import (
     SchemaVersionError,
     StaleJobError,
     TerminalError,
+    UniqueConflict,
     UnknownKind,
     UnmanagedWriteError,
     UnsupportedSession,
@@ -49,8 +50,9 @@ from awa_sqla.models import (
 )
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.session.batch import CompletedBatch, Completion, complete_many
+from awa_sqla.session.bulk import enqueue_many
 from awa_sqla.session.cancel import cancel
-from awa_sqla.session.enqueue import enqueue
+from awa_sqla.session.enqueue import EnqueueResult, enqueue, enqueue_unique
 from awa_sqla.session.events import (
     Cancelled,
     Completed,
@@ -65,6 +67,8 @@ from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.hooks import Hooks
 from awa_sqla.session.tree import lineage
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
+from awa_sqla.states import LIVE_STATES
+from awa_sqla.unique import Unique
 from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, Worker
 
 __version__ = "0.1.0"
@@ -83,6 +87,7 @@ __all__ = [
     "DeadLetter",
     "DuplicateKind",
     "EnqueueRequest",
+    "EnqueueResult",
     "Exhausted",
     "FollowUpError",
     "FollowUps",
@@ -97,6 +102,7 @@ __all__ = [
     "JobRecord",
     "JobSnapshot",
     "JobState",
+    "LIVE_STATES",
     "Outcome",
     "QueueConfig",
     "RescueReason",
@@ -109,6 +115,8 @@ __all__ = [
     "StaleJobError",
     "Started",
     "TerminalError",
+    "Unique",
+    "UniqueConflict",
     "UnknownKind",
     "UnmanagedWriteError",
     "UnsupportedSession",
@@ -119,6 +127,8 @@ __all__ = [
     "complete",
     "complete_many",
     "enqueue",
+    "enqueue_many",
+    "enqueue_unique",
     "fail",
     "lineage",
     "retry_after",

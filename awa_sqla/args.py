@@ -1,4 +1,4 @@
-"""What a job carries: `JobArgs` classes, their kinds, and the form in which they are stored.
+"""What a job carries: `JobArgs` classes and their kinds; `stored` has the form in which they are stored.
 
 A job's arguments are a pydantic model:
 
@@ -16,21 +16,20 @@ Nothing here knows the database.
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic_core import PydanticSerializationError
+from pydantic import BaseModel, ConfigDict
 
-from awa_sqla import limits
+from awa_sqla import limits, unique
 from awa_sqla.errors import InvalidJob
+from awa_sqla.unique import Unique
 
 A = TypeVar("A", bound="JobArgs")
 
@@ -80,6 +79,8 @@ class KindOptions:
     deadline: timedelta | None = None
     tags: tuple[str, ...] = ()
     backoff: Backoff = field(default_factory=Backoff)
+    unique: Unique | None = None
+    version: int = 1
     abstract: bool = False
 
     def __post_init__(self) -> None:
@@ -92,6 +93,8 @@ class KindOptions:
         if not isinstance(self.backoff, Backoff):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidJob("backoff", f"must be a Backoff, not {type(self.backoff).__name__}")
         object.__setattr__(self, "tags", limits.tags(self.tags))
+        unique.checked(self.unique)
+        limits.integer("version", self.version, 1, limits.VERSIONS)
 
 
 def derive_kind(name: str) -> str:
@@ -104,9 +107,10 @@ class JobArgs(BaseModel):
 
     Keywords: `kind` (text, at most 200 characters; default: derived from the class's name), `queue`
     ("default"), `priority` (1 most urgent to 4; 2), `max_attempts` (1 to 1000; 25), `deadline` (longest
-    run of one attempt, a timedelta; None), `tags` (at most 20), `backoff` (a `Backoff`), `abstract`
-    (a base class without a kind of its own). A subclass inherits all of them but `kind` and `abstract`.
-    They are kept in `cls.__awa__` and never clash with fields.
+    run of one attempt, a timedelta; None), `tags` (at most 20), `unique` (a `Unique`; None), `backoff` (a
+    `Backoff`), `version` (of the fields, from 1; see `upcast`), `abstract` (a base class without a kind of its
+    own). A subclass inherits all of them but `kind` and `abstract`. They are kept in `cls.__awa__` and never
+    clash with fields.
 
     Raises `InvalidJob`, when the class is defined, for a keyword out of its limits.
     """
@@ -124,7 +128,9 @@ class JobArgs(BaseModel):
         max_attempts: int | None = None,
         deadline: timedelta | None = None,
         tags: Iterable[str] | None = None,
+        unique: Unique | None = None,
         backoff: Backoff | None = None,
+        version: int | None = None,
         abstract: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -135,7 +141,9 @@ class JobArgs(BaseModel):
             "max_attempts": max_attempts,
             "deadline": deadline,
             "tags": tags,
+            "unique": unique,
             "backoff": backoff,
+            "version": version,
         }
         cls.__awa__ = replace(
             cls.__awa__,
@@ -145,6 +153,15 @@ class JobArgs(BaseModel):
         )
         if not abstract:
             _classes.setdefault(cls.__awa__.kind, cls)
+
+    @classmethod
+    def upcast(cls, data: dict[str, Any], version: int) -> dict[str, Any]:  # noqa: ARG003 - for the subclasses
+        """Override it to read rows that were written by an older `version` of this class.
+
+        `data` is the stored JSON object, the caller's to change; what is returned is validated as a row of the
+        present version. Called for older rows only. A job whose row does not fit afterwards fails at once.
+        """
+        return data
 
 
 _classes: WeakValueDictionary[str, type[JobArgs]] = WeakValueDictionary()
@@ -163,73 +180,3 @@ def concrete(args_class: object) -> type[JobArgs]:
     if args_class.__awa__.abstract:
         raise InvalidJob("args", f"{args_class.__name__} is abstract and has no kind; subclass it")
     return args_class
-
-
-def dump(args: JobArgs) -> dict[str, Any]:
-    """The stored form of `args`: plain JSON that decodes to an equal object.
-
-    Raises `InvalidJob` with the path of the first value that would not survive: NaN and infinities, NUL
-    and lone surrogates, naive datetimes, secrets (stored as stars), fields of a subclass (dropped), and
-    whatever else comes back different.
-    """
-    if not isinstance(args, JobArgs):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidJob("args", f"must be a JobArgs instance, not {type(args).__name__}")
-    cls = concrete(type(args))
-    try:
-        data = args.model_dump(mode="json", by_alias=False, warnings="none")
-    except (PydanticSerializationError, ValueError, TypeError) as exc:
-        raise InvalidJob("args", f"cannot be written as JSON: {exc}") from exc
-    limits.json_value("args", data)
-    try:
-        again = decode(cls, data)
-    except ValidationError as exc:
-        first = exc.errors(include_url=False, include_input=False)[0]
-        where = _path("args", first["loc"])
-        raise InvalidJob(where, f"does not decode from its stored form: {first['msg']}") from exc
-    _same("args", args, again)
-    return data
-
-
-def decode(cls: type[A], data: dict[str, Any]) -> A:
-    """The object that a stored row holds; fields this class does not know are ignored.
-
-    Raises pydantic's `ValidationError` when the row does not fit the class.
-    """
-    return decode_json(cls, json.dumps(data))
-
-
-def decode_json(cls: type[A], text: str) -> A:
-    """`decode()` from JSON text: what a strict field refuses from Python objects (a date as text) is right there."""
-    return cls.model_validate_json(text, by_alias=False, by_name=True, extra="ignore")
-
-
-def _path(root: str, loc: Iterable[int | str]) -> str:
-    return root + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-
-
-def _same(path: str, value: object, again: object) -> None:
-    """Raise `InvalidJob` at the first place where the decoded value differs from the given one."""
-    if isinstance(value, datetime) and value.tzinfo is None:
-        raise InvalidJob(path, "is a naive datetime: say which time zone it is in")
-    if isinstance(value, datetime) and isinstance(again, datetime) and value != again:
-        # In UTC: in the hour that a clock shows twice, a local time equals none of another zone.
-        value, again = value.astimezone(UTC), again.astimezone(UTC)
-    if type(value) is not type(again) and value != again:
-        raise InvalidJob(path, f"is a {type(value).__name__} and would come back as a {type(again).__name__}")
-    if isinstance(value, BaseModel):
-        if type(value) is not type(again):
-            raise InvalidJob(path, f"is a {type(value).__name__} and would lose the fields of its own")
-        for name in type(value).model_fields:
-            _same(f"{path}.{name}", getattr(value, name), getattr(again, name))
-    elif isinstance(value, dict) and isinstance(again, dict):
-        if value.keys() != again.keys():  # pyright: ignore[reportUnknownMemberType]
-            raise InvalidJob(path, "has keys that would come back different")
-        for key, item in value.items():  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-            _same(f"{path}.{key}", item, again[key])  # pyright: ignore[reportUnknownArgumentType]
-    elif isinstance(value, list | tuple) and isinstance(again, list | tuple):
-        if len(value) != len(again):  # pyright: ignore[reportUnknownArgumentType]
-            raise InvalidJob(path, "would come back with another length")
-        for i, pair in enumerate(zip(value, again, strict=True)):  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-            _same(f"{path}[{i}]", *pair)  # pyright: ignore[reportUnknownArgumentType]
-    elif value != again:
-        raise InvalidJob(path, f"is a {limits.type_name(value)} that would come back different")

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
+from awa_sqla.args import JobArgs
 from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
-from awa_sqla.session import batch, tree, verbs
+from awa_sqla.requests import EnqueueRequest
+from awa_sqla.session import batch, bulk, tree, verbs
 from awa_sqla.session import cancel as cancelling
+from awa_sqla.session import enqueue as enqueueing
 from awa_sqla.session.batch import CompletedBatch, Completion
-from awa_sqla.session.enqueue import enqueue
+from awa_sqla.session.enqueue import EnqueueResult, UniqueOptions, enqueue
 from awa_sqla.session.target import AnyAsyncSession, async_session
+from awa_sqla.unique import OnConflict
 
 __all__ = [
     "cancel",
@@ -31,6 +35,8 @@ __all__ = [
     "complete",
     "complete_many",
     "enqueue",
+    "enqueue_many",
+    "enqueue_unique",
     "fail",
     "lineage",
     "retry_after",
@@ -50,6 +56,20 @@ async def claim(
 async def complete(session: AnyAsyncSession, job: Job | Attempt, /, *, result: Any = None) -> Job:
     """See `awa_sqla.complete`."""
     return await async_session(session, "complete").run_sync(verbs.complete, job, result=result)
+
+
+async def enqueue_unique(session: AnyAsyncSession, args: JobArgs, /, **options: Unpack[UniqueOptions]) -> EnqueueResult:
+    """See `awa_sqla.enqueue_unique`."""
+    target = async_session(session, "enqueue_unique")
+    return await target.run_sync(enqueueing.enqueue_unique, args, **options)
+
+
+async def enqueue_many(
+    session: AnyAsyncSession, jobs: Iterable[JobArgs | EnqueueRequest], /, *, on_conflict: OnConflict = "raise"
+) -> list[int | None]:
+    """See `awa_sqla.enqueue_many`."""
+    target = async_session(session, "enqueue_many")
+    return await target.run_sync(bulk.enqueue_many, jobs, on_conflict=on_conflict)
 
 
 async def fail(

@@ -6,6 +6,7 @@ AwaError
 ├── UnsupportedSession(TypeError)   a verb was given something that is not its kind of session
 ├── StaleJobError                   the attempt has ended; the caller's transaction stays usable
 ├── JobNotFound(LookupError)        no job of that id in any table
+├── UniqueConflict                  a unique job has a twin; the caller's transaction stays usable
 ├── FollowUpError                   a follow-up spec raised or returned nonsense; nothing is committed
 ├── FollowUpsNotAttached            a transition in a session that would lose its follow-ups
 ├── UnmanagedWriteError             a job row was written by something other than a verb
@@ -37,6 +38,7 @@ __all__ = [
     "SchemaVersionError",
     "StaleJobError",
     "TerminalError",
+    "UniqueConflict",
     "UnknownKind",
     "UnmanagedWriteError",
     "UnsupportedSession",
@@ -101,6 +103,26 @@ class JobNotFound(AwaError, LookupError):
 
     def __str__(self) -> str:
         return f"no job {self.job_id}: it never existed, was rolled back, or retention has removed it"
+
+
+class UniqueConflict(AwaError):
+    """Another job holds the unique key: this one would be its duplicate.
+
+    `existing_id` is the holder, `unique_key` the 16 bytes, `kind` the kind of both. The duplicate is no longer in the
+    session; the caller's transaction and everything else in it stay usable.
+    """
+
+    def __init__(self, existing_id: int, unique_key: bytes, kind: str) -> None:
+        super().__init__(existing_id, unique_key, kind)
+        self.existing_id = existing_id
+        self.unique_key = unique_key
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return (
+            f"a job of kind {self.kind!r} with unique key {self.unique_key.hex()} exists already: job "
+            f'{self.existing_id}. Pass on_conflict="skip" to go on without a second one'
+        )
 
 
 class FollowUpError(AwaError):

@@ -16,6 +16,7 @@ from awa_sqla.errors import InvalidJob
 NAME_LENGTH = 200
 TAGS = 20
 ATTEMPTS = 1000
+VERSIONS = 32767
 PRIORITIES = range(1, 5)
 RESULT_BYTES = 1 << 20
 PROGRESS_BYTES = 1 << 16

@@ -18,6 +18,8 @@ from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
 from awa_sqla.args import Backoff, backoff_of
+from awa_sqla.maintenance.duplicates import may_come_in
+from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Attempt, Job
 from awa_sqla.models.records import Queue
 from awa_sqla.session import listeners
@@ -71,7 +73,10 @@ def rescue(
         reason, text = _REASONS[why]
         attempt = Attempt(job.id, job.run_lease)
         failure = Failure(entry={"error": text, "type": "rescue"}, rescued=reason, backoff=backoff(job.kind))
-        if _ended(session, job, failure, keeps_dead_letters=keeps_dead_letters):
+        if job.attempt < job.max_attempts and not may_come_in(session, job, JobState.RETRYABLE):
+            if job.state is JobState.CANCELLED:
+                ended.append(attempt)
+        elif _ended(session, job, failure, keeps_dead_letters=keeps_dead_letters):
             ended.append(attempt)
     return ended
 

@@ -6,7 +6,7 @@
 
 from awa_sqla.models.base import SCHEMA, AwaBase, JobState, Outcome
 from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
-from awa_sqla.models.records import FollowUpSpec, Obligation, Queue, RuntimeInstance, SchemaVersion
+from awa_sqla.models.records import FollowUpSpec, Obligation, Queue, RuntimeInstance, SchemaVersion, UniqueClaim
 from awa_sqla.models.snapshot import JobSnapshot
 
 metadata = AwaBase.metadata
@@ -27,5 +27,6 @@ __all__ = [
     "RuntimeInstance",
     "ScheduledJob",
     "SchemaVersion",
+    "UniqueClaim",
     "metadata",
 ]

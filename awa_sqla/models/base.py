@@ -1,4 +1,4 @@
-"""The declarative base, the schema name, the states and the outcomes.
+"""The declarative base, the schema name, and how a state is stored.
 
 Our tables live on their own `MetaData`, so an app's naming conventions, type maps and table arguments
 do not reach them, and its autogenerate does not see them. Another schema than `awa` is chosen with the
@@ -7,39 +7,18 @@ engine's `schema_translate_map={"awa": "other"}`; no SQL text of the package nam
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Any, ClassVar
 
 from sqlalchemy import Dialect, MetaData, Sequence, Table, Text, inspect
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
 
+from awa_sqla.states import JobState, Outcome
+
+__all__ = ["SCHEMA", "AwaBase", "JobState", "Outcome", "StateText", "ViewBase", "jobs_id_seq", "run_lease_seq"]
+
 #: The schema our tables are declared in; what `schema_translate_map` translates.
 SCHEMA = "awa"
-
-
-class JobState(StrEnum):
-    """Where a job stands. Stored by value; bit n of `unique_states` is the n-th state of this order."""
-
-    SCHEDULED = "scheduled"
-    AVAILABLE = "available"
-    RUNNING = "running"
-    COMPLETED = "completed"
-    RETRYABLE = "retryable"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    WAITING_EXTERNAL = "waiting_external"
-
-
-class Outcome(StrEnum):
-    """What a committed transition meant for the job: the key under which follow-ups are registered."""
-
-    COMPLETED = "completed"
-    RETRIED = "retried"
-    EXHAUSTED = "exhausted"
-    CANCELLED = "cancelled"
-    WAITING_FOR_CALLBACK = "waiting_for_callback"
-    RESCUED = "rescued"
 
 
 class StateText(TypeDecorator[JobState]):

@@ -32,10 +32,12 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
-from awa_sqla.args import A, JobArgs, decode
-from awa_sqla.errors import InvalidJob
-from awa_sqla.models.base import AwaBase, JobState, StateText, ViewBase, jobs_id_seq
+from awa_sqla.args import A, JobArgs
+from awa_sqla.errors import ConfigurationError, InvalidJob
+from awa_sqla.models.base import AwaBase, JobState, Outcome, StateText, ViewBase, jobs_id_seq
 from awa_sqla.requests import EnqueueRequest
+from awa_sqla.stored import decode
+from awa_sqla.unique import OnConflict
 
 Json = JSONB(none_as_null=True)
 Moment = DateTime(timezone=True)
@@ -105,13 +107,25 @@ class JobColumns:
     callback_on_complete: Mapped[str | None] = mapped_column(Text)
     callback_on_fail: Mapped[str | None] = mapped_column(Text)
     callback_transform: Mapped[str | None] = mapped_column(Text)
+    # Last, also in the view: CREATE OR REPLACE VIEW keeps what others built on it, and can only append.
+    args_version: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"), sort_order=2)
+
+    # Not mapped. Of a row that was enqueued: what becomes of it if its key is taken, and by which job it was; of a
+    # follow-up: the (spec, job, kind, outcome) that it is due to.
+    if TYPE_CHECKING:
+        on_conflict: OnConflict | None
+        duplicate_of: int | None
+        origin: tuple[str, int, str, Outcome] | None
+    else:
+        on_conflict = duplicate_of = origin = None
 
     def args_as(self, args_class: type[A], /) -> A:
         """The arguments as an instance of `args_class`; unknown fields are ignored. Does no I/O once loaded.
 
-        Raises pydantic's `ValidationError` when the stored row does not fit the class.
+        A row of an older version goes through the class's `upcast`. Raises pydantic's `ValidationError` when it does
+        not fit the class, and `InvalidJob` when it is of a newer version or `upcast` raises.
         """
-        return decode(args_class, self.args)
+        return decode(args_class, self.args, self.args_version)
 
 
 def constraints(table: str, states: str, *indexes: Index) -> tuple[Any, ...]:
@@ -178,8 +192,11 @@ class Job(JobColumns, AwaBase):
     ) -> Self:
         """A transient job for `session.add()`, with the options of `enqueue()`. Does no I/O.
 
-        For plain jobs only; `enqueue()` makes scheduled ones. Raises `InvalidJob` naming the field.
+        For plain jobs only; `enqueue()` makes scheduled, unique and late-bound ones. Raises `InvalidJob` naming the
+        field, `ConfigurationError` for a job that is not plain.
         """
+        if not isinstance(args, JobArgs) and callable(args):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigurationError("Job.of() takes plain arguments: enqueue(session, callable) binds them late")
         request = EnqueueRequest(
             args,
             queue=queue,
@@ -189,7 +206,16 @@ class Job(JobColumns, AwaBase):
             tags=tags,
             metadata=metadata,
         )
+        if request.uniqueness is not None:
+            raise ConfigurationError(
+                f"Job.of() makes plain jobs, and {type(args).__name__} is unique: use enqueue(session, ...)"
+            )
         return cls(**request.columns())
+
+
+#: Deferred rows that hold no claim and need one to become available: as `unique_states`, 1 is scheduled, 2 available,
+#: 16 retryable.
+CLAIMS_AT_PROMOTION = "unique_states & 2 <> 0 AND unique_states & CASE state WHEN 'scheduled' THEN 1 ELSE 16 END = 0"
 
 
 class ScheduledJob(JobColumns, AwaBase):
@@ -210,7 +236,12 @@ class ScheduledJob(JobColumns, AwaBase):
     @declared_attr.directive
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
-        return constraints("scheduled_jobs", "'scheduled', 'retryable'", Index("ix_scheduled_jobs_due", "run_at", "id"))
+        return constraints(
+            "scheduled_jobs",
+            "'scheduled', 'retryable'",
+            Index("ix_scheduled_jobs_due", "run_at", "id"),
+            Index("ix_scheduled_jobs_claiming", "run_at", "id", postgresql_where=text(CLAIMS_AT_PROMOTION)),
+        )
 
 
 class DeadLetter(JobColumns, AwaBase):
@@ -239,7 +270,7 @@ class JobRecord(JobColumns, ViewBase):
 
     __tablename__ = "jobs"
 
-    stored_in: Mapped[str] = mapped_column(Text)
+    stored_in: Mapped[str] = mapped_column(Text, sort_order=1)
 
 
 def _remember_attempt(job: Job, context: object) -> None:  # noqa: ARG001 - SQLAlchemy's signature

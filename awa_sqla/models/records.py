@@ -1,11 +1,11 @@
-"""The tables beside the jobs: queues, the follow-up catalogue, obligations, running processes, version."""
+"""The tables beside the jobs: unique keys, queues, the follow-up catalogue, obligations, processes, version."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Identity, Index, Integer, Text, func, text
+from sqlalchemy import BigInteger, Boolean, CheckConstraint, Identity, Index, Integer, LargeBinary, Text, func, text
 from sqlalchemy import Double as Float
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
@@ -40,6 +40,15 @@ class Queue(AwaBase):
         CheckConstraint("length(queue) BETWEEN 1 AND 200", name="ck_queue_meta_queue"),
         CheckConstraint("paused_until IS NULL OR paused_at IS NOT NULL", name="ck_queue_meta_paused"),
     )
+
+
+class UniqueClaim(AwaBase):
+    """Which job holds a unique key now. Triggers keep it true: each claim has its row, in one of its unique states."""
+
+    __tablename__ = "job_unique_claims"
+
+    unique_key: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger)
 
 
 class FollowUpSpec(AwaBase):

@@ -12,9 +12,10 @@ from pydantic import TypeAdapter
 from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState
 
-from awa_sqla.args import A, decode
+from awa_sqla.args import A
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import SHARED, Attempt, DeadLetter, Job, JobRecord, ScheduledJob
+from awa_sqla.stored import decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,7 @@ class JobSnapshot:
     callback_on_complete: str | None = None
     callback_on_fail: str | None = None
     callback_transform: str | None = None
+    args_version: int = 1
 
     @classmethod
     def of(cls, row: Job | ScheduledJob | DeadLetter | JobRecord) -> Self:
@@ -69,15 +71,13 @@ class JobSnapshot:
         return Attempt(self.id, self.run_lease)
 
     def args_as(self, args_class: type[A], /) -> A:
-        """The arguments as an instance of `args_class`; raises pydantic's `ValidationError`."""
-        return decode(args_class, self.args)
+        """The arguments as an instance of `args_class`; raises like `Job.args_as`."""
+        return decode(args_class, self.args, self.args_version)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON data from which `from_json` makes an equal snapshot."""
-        data: dict[str, Any] = _adapter.dump_python(self, mode="json")
-        if self.unique_key is not None:
-            data["unique_key"] = self.unique_key.hex()
-        return data
+        data: dict[str, Any] = _adapter.dump_python(self, mode="json", exclude={"unique_key"})
+        return data | {"unique_key": None if self.unique_key is None else self.unique_key.hex()}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> JobSnapshot:

@@ -1,14 +1,16 @@
-"""What the MetaData cannot say: the view over the job tables and the wake-up trigger, as they are now.
+"""What the MetaData cannot say: the view over the job tables and the triggers, as they are now.
 
 The versioned steps hold their own frozen text; a test compares the two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from sqlalchemy import inspect
 
-from awa_sqla.models.base import SCHEMA
-from awa_sqla.models.job import DeadLetter, Job, JobRecord, ScheduledJob
+from awa_sqla.models.base import SCHEMA, JobState
+from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.models.wakeups import SWITCH, channel
 
 
@@ -17,12 +19,23 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def statements(schema: str = SCHEMA) -> Iterator[str]:
+    """Everything here, in an order in which it can be created."""
+    yield view(schema)
+    yield wakeup_function(schema)
+    yield wakeup_trigger(schema)
+    yield from claim_functions(schema)
+    yield from claim_triggers(schema)
+
+
 def view(schema: str = SCHEMA) -> str:
     """CREATE VIEW of `jobs`."""
-    names = [c.name for c in inspect(JobRecord).columns if c.name != "stored_in"]
     stores = ((Job, "hot"), (ScheduledJob, "scheduled"), (DeadLetter, "dead"))
+    columns = [column.name for column in inspect(JobRecord).columns]
     selects = [
-        f"SELECT {', '.join(names)}, '{store}'::text AS stored_in FROM {quoted(schema)}.{cls.__tablename__}"  # noqa: S608 - our names
+        f"SELECT {', '.join(columns)} FROM {quoted(schema)}.{cls.__tablename__}".replace(  # noqa: S608 - our names
+            "stored_in", f"'{store}'::text AS stored_in"
+        )
         for cls, store in stores
     ]
     return f"CREATE VIEW {quoted(schema)}.jobs AS\n" + "\nUNION ALL\n".join(selects)
@@ -48,3 +61,102 @@ def wakeup_trigger(schema: str = SCHEMA) -> str:
     return f"""\
 CREATE TRIGGER jobs_hot_wake_workers AFTER INSERT ON {quoted(schema)}.jobs_hot
 REFERENCING NEW TABLE AS inserted FOR EACH STATEMENT EXECUTE FUNCTION {quoted(schema)}.wake_workers()"""
+
+
+def claim_functions(schema: str = SCHEMA) -> Iterator[str]:
+    """CREATE FUNCTION for the claims on unique keys.
+
+    `in_unique_state`: whether a row in this state holds its key. `holds_claim`: whether a job does, wherever its row
+    lives. `sync_claims`: after each change of a row, take the key or let it go; a row on its way to another table keeps
+    it. `drop_idle_claim`: at the end of the transaction, a claim that was taken ahead of a job which never came.
+    """
+    name = quoted(schema)
+    bits = "\n        ".join(f"WHEN '{state}' THEN {state.bit}" for state in JobState)
+    yield f"""\
+CREATE FUNCTION {name}.in_unique_state(state text, unique_states smallint) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $body$
+    SELECT coalesce(unique_states & CASE state
+        {bits}
+    END <> 0, false)
+$body$"""
+    yield f"""\
+CREATE FUNCTION {name}.holds_claim(job_id bigint, key bytea) RETURNS boolean
+LANGUAGE sql STABLE AS $body$
+    SELECT EXISTS (
+        SELECT FROM {name}.jobs AS job WHERE job.id = holds_claim.job_id AND job.unique_key = holds_claim.key
+        AND {name}.in_unique_state(job.state, job.unique_states)
+    )
+$body$"""  # noqa: S608 - a quoted name
+    yield f"""\
+CREATE FUNCTION {name}.sync_claims() RETURNS trigger LANGUAGE plpgsql AS $body$
+DECLARE
+    held boolean := TG_OP IN ('UPDATE', 'DELETE') AND OLD.unique_key IS NOT NULL
+        AND {name}.in_unique_state(OLD.state, OLD.unique_states);
+    wanted boolean := TG_OP IN ('UPDATE', 'INSERT') AND NEW.unique_key IS NOT NULL
+        AND {name}.in_unique_state(NEW.state, NEW.unique_states);
+    holder bigint;
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM {name}.job_unique_claims AS claim WHERE NOT {name}.holds_claim(claim.job_id, claim.unique_key);
+        RETURN NULL;
+    END IF;
+    IF held AND wanted AND OLD.unique_key = NEW.unique_key AND OLD.id = NEW.id THEN
+        RETURN NULL;
+    END IF;
+    IF held THEN
+        DELETE FROM {name}.job_unique_claims AS claim
+        WHERE claim.unique_key = OLD.unique_key AND claim.job_id = OLD.id
+        AND NOT {name}.holds_claim(claim.job_id, claim.unique_key);
+    END IF;
+    WHILE wanted LOOP
+        SELECT claim.job_id INTO holder
+        FROM {name}.job_unique_claims AS claim WHERE claim.unique_key = NEW.unique_key;
+        EXIT WHEN holder = NEW.id;
+        IF holder IS NOT NULL THEN
+            RAISE unique_violation USING
+                MESSAGE = 'job ' || NEW.id || ' would be a duplicate of job ' || holder,
+                DETAIL = 'Kind ' || NEW.kind || ', unique key ' || pg_catalog.encode(NEW.unique_key, 'hex'),
+                CONSTRAINT = 'job_unique_claims_pkey', TABLE = 'job_unique_claims', SCHEMA = TG_TABLE_SCHEMA;
+        END IF;
+        INSERT INTO {name}.job_unique_claims (unique_key, job_id) VALUES (NEW.unique_key, NEW.id)
+        ON CONFLICT DO NOTHING;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN NULL;
+END
+$body$"""  # noqa: S608
+    yield f"""\
+CREATE FUNCTION {name}.drop_idle_claim() RETURNS trigger LANGUAGE plpgsql AS $body$
+BEGIN
+    DELETE FROM {name}.job_unique_claims AS claim
+    WHERE claim.unique_key = NEW.unique_key AND claim.job_id = NEW.job_id
+    AND NOT {name}.holds_claim(claim.job_id, claim.unique_key);
+    RETURN NULL;
+END
+$body$"""  # noqa: S608
+
+
+def claim_triggers(schema: str = SCHEMA) -> Iterator[str]:
+    """CREATE TRIGGER for the claims on unique keys; rows without a key do not call them."""
+    name = quoted(schema)
+    for table in (cls.__tablename__ for cls in JOB_TABLES):
+        for event, when in (
+            ("INSERT", "NEW.unique_key IS NOT NULL"),
+            (
+                "UPDATE OF id, state, unique_key, unique_states",
+                "OLD.unique_key IS NOT NULL OR NEW.unique_key IS NOT NULL",
+            ),
+            ("DELETE", "OLD.unique_key IS NOT NULL"),
+        ):
+            yield f"""\
+CREATE TRIGGER {table}_claims_{event.split()[0].lower()} AFTER {event}
+ON {name}.{table} FOR EACH ROW WHEN ({when})
+EXECUTE FUNCTION {name}.sync_claims()"""
+        yield f"""\
+CREATE TRIGGER {table}_claims_truncate AFTER TRUNCATE ON {name}.{table}
+FOR EACH STATEMENT EXECUTE FUNCTION {name}.sync_claims()"""
+    # Claims that the trigger itself has made are of rows that are there.
+    yield f"""\
+CREATE CONSTRAINT TRIGGER job_unique_claims_idle AFTER INSERT ON {name}.job_unique_claims
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (pg_catalog.pg_trigger_depth() = 0)
+EXECUTE FUNCTION {name}.drop_idle_claim()"""

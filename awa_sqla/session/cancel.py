@@ -39,8 +39,8 @@ def cancel(session: SyncSession, job_or_id: Cancellable, /, *, reason: str) -> J
     return cancel_row(target, id_of(target, job_or_id), text)
 
 
-def cancel_row(session: Session, job_id: int, reason: str) -> Job | None:
-    """Cancel by id in a session that is ready for it."""
+def cancel_row(session: Session, job_id: int, reason: str, *, defer: bool = False) -> Job | None:
+    """Cancel by id in a session that is ready for it; with `defer`, its follow-ups are owed."""
     refuse_reserved(session, job_id)
     parameters = {
         "job_id": job_id,
@@ -50,11 +50,10 @@ def cancel_row(session: Session, job_id: int, reason: str) -> Job | None:
     while True:
         live = session.execute(statements.CANCEL, parameters).one_or_none()
         if live is not None:
-            return _staged(session, live[0], reason, [])
+            return _staged(session, live[0], reason, defer=defer)
         deferred = session.execute(statements.CANCEL_DEFERRED, parameters).one_or_none()
         if deferred is not None:
-            row = _moved(deferred)
-            return _staged(session, row, reason, [row])
+            return _staged(session, _moved(deferred), reason, moved=True, defer=defer)
         found = session.execute(statements.FIND, parameters).one_or_none()
         if found is None:
             raise JobNotFound(job_id)
@@ -68,8 +67,9 @@ def _moved(taken: Sequence[Any]) -> Job:
     return Job(**values | {"state": JobState.CANCELLED, "finalized_at": clock})
 
 
-def _staged(session: Session, row: Job, reason: str, rows: list[object]) -> Job:
-    ledger.stage(session, Staged(row, Outcome.CANCELLED, {"reason": reason}, rows=rows))
+def _staged(session: Session, row: Job, reason: str, *, moved: bool = False, defer: bool = False) -> Job:
+    rows: list[object] = [row] if moved else []
+    ledger.stage(session, Staged(row, Outcome.CANCELLED, {"reason": reason}, rows=rows, defer=defer))
     return row
 
 

@@ -7,7 +7,6 @@ raises again until the caller rolls back: transition and follow-up cannot be par
 
 from __future__ import annotations
 
-from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
 from awa_sqla.models.base import Outcome
@@ -39,7 +38,7 @@ def drain(session: Session, *, outer: bool = False) -> None:
                     entry.computed = True
             for entry in [entry for one in found for entry in one.staged]:
                 # Added again when they were expunged meanwhile, by a vetoed flush or expunge_all().
-                session.add_all(row for row in entry.rows if inspect(row).key is None and row not in session)
+                session.add_all(row for row in entry.missing if row not in session)
     finally:
         for one in found:
             one.draining = False

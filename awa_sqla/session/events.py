@@ -11,9 +11,10 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Self, TypeVar, cast
 
-from awa_sqla.args import JobArgs, decode
+from awa_sqla.args import JobArgs
 from awa_sqla.models.base import Outcome
 from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.stored import decode
 
 A_co = TypeVar("A_co", bound=JobArgs, covariant=True)
 
@@ -46,7 +47,7 @@ class Event(Generic[A_co]):
     @classmethod
     def load(cls, args_class: type[JobArgs], job: JobSnapshot, context: Mapping[str, Any]) -> Self:
         """The event of a transition: `context` holds the outcome's own fields, also as plain JSON."""
-        later: Any = lambda: decode(args_class, job.args)  # noqa: E731 - decoded when first read
+        later: Any = lambda: decode(args_class, job.args, job.args_version)  # noqa: E731 - decoded when first read
         return cls(later, job, **cls.fields(context))
 
     @classmethod

@@ -20,6 +20,7 @@ from awa_sqla.session.events import RescueReason
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.steps import fence, moved_values, one
 from awa_sqla.session.target import jobs_bind
+from awa_sqla.session.unique import reenter
 
 Failed = ScheduledJob | Job | DeadLetter
 
@@ -73,6 +74,7 @@ def end_locked(session: Session, job: Job, failure: Failure, *, keeps_dead_lette
     spent = {"error": failure.entry["error"], "attempt": number}
     fenced = fence(attempt, entry=failure.entry)
     if not failure.in_place and not failure.terminal and number < job.max_attempts:
+        reenter(session, job, JobState.RETRYABLE)
         wait = failure.wait(job.kind, number).total_seconds()
         values, due, clock = moved_values(session.execute(statements.TAKE_WITH_ERROR, fenced | {"delay": wait}).one())
         retried = ScheduledJob(**values | {"state": JobState.RETRYABLE, "run_at": due, "finalized_at": clock})

@@ -46,7 +46,12 @@ class Staged:
     @property
     def settled(self) -> bool:
         """Whether everything this transition brings is in the database."""
-        return self.computed and all(inspect(row).key is not None for row in self.rows)
+        return self.computed and not self.missing
+
+    @property
+    def missing(self) -> list[object]:
+        """The rows that are not in the database, and are no duplicates that were left out."""
+        return [row for row in self.rows if inspect(row).key is None and getattr(row, "duplicate_of", None) is None]
 
 
 @dataclass(slots=True, eq=False)
@@ -123,12 +128,24 @@ def flushing(session: Session) -> bool:
 
 def in_event(session: Session) -> bool:
     """Whether the session is inside a flush, or its transaction inside a commit or another change of state."""
+    return bool(ending(session)) or flushing(session)
+
+
+def is_ending(transaction: SessionTransaction) -> bool:
+    """Whether a transaction is inside its commit, or another change of state."""
+    return getattr(transaction, "_current_fn", None) is not None
+
+
+def ending(session: Session) -> list[SessionTransaction]:
+    """The transactions that end together now, the outermost first: committing one commits the savepoints in it."""
+    chain: list[SessionTransaction] = []
     transaction = boundary(session)
     while transaction is not None:
-        if getattr(transaction, "_current_fn", None) is not None:
-            return True
+        chain.insert(0, transaction)
         transaction = transaction.parent
-    return flushing(session)
+    while chain and not is_ending(chain[0]):
+        del chain[0]
+    return chain
 
 
 def mark_dirty(session: Session, row: object) -> None:

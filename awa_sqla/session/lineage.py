@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from awa_sqla.models.base import Outcome
 from awa_sqla.models.job import DeadLetter, Job, ScheduledJob
@@ -21,6 +21,11 @@ class Parent(NamedTuple):
     def of(cls, job: Job | ScheduledJob | DeadLetter | JobSnapshot, outcome: Outcome | None = None) -> Parent:
         """The parent that `job` is for what it brings about."""
         return cls(job.id, job.root_id if job.root_id is not None else job.id, outcome)
+
+    def columns(self) -> dict[str, Any]:
+        """What a child's row says of it."""
+        outcome = None if self.outcome is None else self.outcome.value
+        return {"parent_id": self.id, "root_id": self.root_id, "parent_outcome": outcome}
 
 
 _running: ContextVar[Parent | None] = ContextVar("awa_sqla_running", default=None)

@@ -4,9 +4,11 @@ They sit on a session class (put there by `attach()`) or on one session (put the
 `enqueue()`), never on `Session` itself. What each does:
 
 * `before_flush` computes the follow-ups of everything staged and adds their rows, so that they go out in the
-  same flush; it comes first, so an app's own listeners see our rows in `session.new`;
-* `before_commit` does the same when there was nothing to flush, adds again what was expunged, and looks at the
-  outer transactions too: a savepoint may have been opened over something expunged, and still be open;
+  same flush, and claims the keys of unique jobs; it comes first, so an app's own listeners see our rows in
+  `session.new`;
+* `before_commit` binds the arguments of late-bound jobs, then computes follow-ups when there was nothing to flush,
+  adds again what was expunged, and looks at the outer transactions too: a savepoint may have been opened over
+  something expunged, and still be open;
 * `after_flush_postexec` lets settled transitions go, and takes up what a later listener staged;
 * `after_commit` of a savepoint hands the rest to its parent;
 * `do_orm_execute` refuses statements that would bypass all this.
@@ -20,7 +22,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError
-from awa_sqla.session import drain, guards, happenings, ledger, rows, target
+from awa_sqla.session import drain, guards, happenings, late, ledger, rows, target, unique
 
 _installed: WeakSet[type[Session] | Session] = WeakSet()
 
@@ -62,9 +64,11 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
     if guards.holds_ours(session):
         target.require_transaction(session)
         rows.set_due_times(session)
+        unique.settle_flush(session)
 
 
 def _before_commit(session: Session) -> None:
+    late.bind_all(session)
     drain.drain(session, outer=True)
 
 

@@ -9,21 +9,33 @@ from sqlalchemy.orm import Mapper, Session
 from sqlalchemy.orm.attributes import flag_dirty
 
 from awa_sqla.models.job import Job, JobRecord, ScheduledJob
-from awa_sqla.requests import EnqueueRequest
+from awa_sqla.requests import EnqueueRequest, Options
 from awa_sqla.session.lineage import Parent
+
+
+def empty(options: Options) -> Job | ScheduledJob:
+    """The transient row that a request with these options will fill."""
+    if not options.scheduled:
+        return Job()
+    job = ScheduledJob()
+    job.pending_delay = options.delay
+    return job
+
+
+def fill(job: Job | ScheduledJob, request: EnqueueRequest, parent: Parent | None) -> Job | ScheduledJob:
+    """Give a transient row its values."""
+    values = request.columns()
+    if parent is not None:
+        values |= parent.columns()
+    for key, value in values.items():
+        setattr(job, key, value)
+    job.on_conflict = request.on_conflict or "raise"
+    return job
 
 
 def build(request: EnqueueRequest, parent: Parent | None) -> Job | ScheduledJob:
     """The transient row of a request."""
-    values = request.columns()
-    if parent is not None:
-        values["parent_id"], values["root_id"] = parent.id, parent.root_id
-        values["parent_outcome"] = None if parent.outcome is None else parent.outcome.value
-    if not request.scheduled:
-        return Job(**values)
-    job = ScheduledJob(**values)
-    job.pending_delay = request.delay
-    return job
+    return fill(empty(request), request, parent)
 
 
 _CLOCK = select(func.clock_timestamp())

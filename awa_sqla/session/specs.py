@@ -35,7 +35,7 @@ class Spec:
         parent = Parent.of(snapshot, self.outcome)
         try:
             event = EVENTS[self.outcome].load(self.args_class, snapshot, context)
-            return [build(request, parent) for request in _requests(self.function(event))]
+            return [self._row(request, parent) for request in _requests(self.function(event))]
         except _NonsenseError as exc:
             raise FollowUpError(self.name, snapshot.id, self.kind, self.outcome, str(exc)) from None
         except KeyboardInterrupt:
@@ -43,6 +43,12 @@ class Spec:
         except BaseException as exc:  # SystemExit in a spec must end neither a worker nor a rescue
             detail = f"raised {type(exc).__name__}"
             raise FollowUpError(self.name, snapshot.id, self.kind, self.outcome, detail) from exc
+
+    def _row(self, request: EnqueueRequest, parent: Parent) -> object:
+        row = build(request, parent)
+        row.origin = (self.name, parent.id, self.kind, self.outcome)
+        row.on_conflict = request.on_conflict or "skip"  # a duplicate must not block its trigger
+        return row
 
 
 class _NonsenseError(TypeError):

@@ -221,12 +221,19 @@ TAKE_WITH_ERROR = (
     .execution_options(**_DELETE)
 )
 
-#: The same without an entry.
-TAKE = (
+_comes_in = literal_column(str(JobState.RUNNING.bit | JobState.SCHEDULED.bit))
+
+#: The same without an entry, and for a job that has claimed its unique key anew.
+TAKE_CLAIMED = (
     delete(Job)
     .where(held(TRANSITIONS["snooze"]))
     .returning(*shared(Job), Job.errors, NOW + seconds("delay"), NOW)
     .execution_options(**_DELETE)
+)
+
+#: The same, but for jobs that are unique while scheduled and not while running: those have to claim first.
+TAKE = TAKE_CLAIMED.where(
+    func.coalesce(Job.unique_states.op("&")(_comes_in), 0) != literal_column(str(JobState.SCHEDULED.bit))
 )
 
 _old_metadata = func.coalesce(

@@ -71,13 +71,23 @@ def one(session: Session, attempt: Attempt, found: T | None) -> T:
     """What the guarded statement matched, or `StaleJobError` with the row as it is now."""
     if found is not None:
         return found
+    raise stale(attempt, as_it_is(session, attempt))
+
+
+def as_it_is(session: Session, attempt: Attempt) -> Job | None:
+    """The attempt's row as it is now; None, and not in the session either, when it has left the table."""
     known = session.identity_map.get(inspect(Job).identity_key_from_primary_key((attempt.id,)))
     now = session.get(Job, attempt.id, populate_existing=True)
+    if now is None and known is not None and known in session:
+        session.expunge(known)
+    return now
+
+
+def stale(attempt: Attempt, now: Job | None) -> StaleJobError:
+    """The error for an attempt whose row is `now` another's."""
     if now is None:
-        if known is not None and known in session:
-            session.expunge(known)
-        raise StaleJobError(attempt.id, attempt.run_lease)
-    raise StaleJobError(attempt.id, attempt.run_lease, now.state.value, now.run_lease)
+        return StaleJobError(attempt.id, attempt.run_lease)
+    return StaleJobError(attempt.id, attempt.run_lease, now.state.value, now.run_lease)
 
 
 def moved_values(taken: Sequence[Any]) -> tuple[dict[str, Any], Any, Any]:

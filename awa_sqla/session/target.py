@@ -81,6 +81,11 @@ def jobs_bind(session: Session) -> Engine | Connection:
     return session.get_bind(**_JOBS)
 
 
+def jobs_connection(session: Session) -> Connection:
+    """The connection of this session's transaction on which our tables are written."""
+    return session.connection(bind_arguments=_JOBS)
+
+
 def _binds_of_other_rows(session: Session) -> list[Engine | Connection]:
     """Where this session sends the rows that are not ours: its default, or what `binds` names."""
     try:
@@ -116,7 +121,7 @@ def require_transaction(session: Session) -> None:
             f"this session sends the job tables to {bind!r} and its other rows to {others[0]!r}: two "
             "transactions, so nothing would commit together. Keep the jobs in the database of the rows they belong to"
         )
-    connection = session.connection(bind_arguments=_JOBS)
+    connection = jobs_connection(session)
     refuse_autocommit(connection)
     _refuse_foreign_savepoint(session, connection)
     if session.twophase:
@@ -151,7 +156,7 @@ def _silence(session: Session) -> None:
             return
         transaction = transaction.parent
     boundary = session.get_nested_transaction() or session.get_transaction()
-    session.connection(bind_arguments=_JOBS).execute(_SILENCE)
+    jobs_connection(session).execute(_SILENCE)
     if boundary is not None:
         _silent.add(boundary)
 

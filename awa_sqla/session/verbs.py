@@ -24,8 +24,9 @@ from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import entered, fence, held, moved_values, one
+from awa_sqla.session.steps import as_it_is, entered, fence, held, moved_values, one, stale
 from awa_sqla.session.target import SyncSession
+from awa_sqla.session.unique import reenter
 
 Held = Job | Attempt
 
@@ -149,7 +150,14 @@ def put_back(session: SyncSession, job: Held, delay: timedelta) -> ScheduledJob:
 def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> ScheduledJob:
     wait = limits.duration("delay", delay, zero=True)
     attempt = held(session, job)
-    found = session.execute(statements.TAKE, fence(attempt, delay=wait.total_seconds())).one_or_none()
+    parameters = fence(attempt, delay=wait.total_seconds())
+    found = session.execute(statements.TAKE, parameters).one_or_none()
+    if found is None:
+        job = as_it_is(session, attempt)
+        if job is None or job.state is not JobState.RUNNING or job.run_lease != attempt.run_lease:
+            raise stale(attempt, job)
+        reenter(session, job, JobState.SCHEDULED)
+        found = session.execute(statements.TAKE_CLAIMED, parameters).one_or_none()
     values, due, _ = moved_values(one(session, attempt, found))
     values |= {"attempt": values["attempt"] - 1, "snoozes": values["snoozes"] + counts}
     row = ScheduledJob(**values | {"state": JobState.SCHEDULED, "run_at": due})

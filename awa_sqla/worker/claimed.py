@@ -29,6 +29,7 @@ class Claimed:
         self.kind: str = row[_AT["kind"]]
         self.queue: str = row[_AT["queue"]]
         self.args_json: str = row[_AT["args"]]
+        self.args_version: int = row[_AT["args_version"]]
 
     @property
     def urgency(self) -> tuple[int, datetime, int]:

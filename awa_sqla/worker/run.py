@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from awa_sqla.args import decode_json
 from awa_sqla.errors import AwaError, InvalidJob, TerminalError
 from awa_sqla.session.lineage import Parent, run_under
 from awa_sqla.session.results import checked_result
+from awa_sqla.stored import decode_json, misfit
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.context import Clerk, JobContext
 from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
@@ -58,7 +58,7 @@ class Run:
     def context(self, clerk: Clerk, state: Any, loop: asyncio.AbstractEventLoop | None) -> JobContext[Any]:
         """The handler's context. Raises pydantic's `ValidationError` when the row does not fit the class."""
         assert self.task is not None  # noqa: S101 - runs without a task are put back, never performed
-        args = decode_json(self.task.args_class, self.claimed.args_json)
+        args = decode_json(self.task.args_class, self.claimed.args_json, self.claimed.args_version)
         self._context = JobContext(args, self.claimed, clerk, state=state, loop=loop)
         if self.stop_reason is not None:
             self._context.ask_to_stop(self.stop_reason)
@@ -150,6 +150,4 @@ def outcome_of(returned: Any) -> Result:
 
 def undecodable(exc: ValidationError) -> Failed:
     """A row whose arguments do not fit its class fails at once: trying again cannot help."""
-    first = exc.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in ("args", *first["loc"]))
-    return Failed(InvalidJob(where, f"does not fit the class: {first['msg']}"), terminal=True)
+    return Failed(misfit(exc, "does not fit the class"), terminal=True)

@@ -31,6 +31,7 @@ from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.session import catalogue, verbs
 from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
+from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
@@ -44,13 +45,12 @@ from awa_sqla.worker.listen import Listener
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import around, async_around
-from awa_sqla.worker.trouble import LOCK_NOT_AVAILABLE, sqlstate
 
 log = logging.getLogger("awa_sqla.worker")
 
 #: Seconds between polls of all queues while the listener is healthy.
 POLL = 2.0
-#: How long a job of a kind nobody here knows is put back for.
+#: How long a job of a kind nobody here knows, or of a newer version of it, is put back for.
 UNKNOWN = timedelta(seconds=30)
 #: What a cancel sends; anybody may NOTIFY anything.
 _CANCEL = re.compile(r"c:(\d{1,19}):(\d{1,19})")
@@ -222,7 +222,7 @@ class Worker:
     # ----------------------------------------------------------- running
 
     def _begin(self, claimed: Claimed) -> None:
-        run = Run(claimed, self._app.tasks.get(claimed.kind))
+        run = Run(claimed, self._app.tasks.get(claimed.kind, claimed.args_version))
         self._flight[run.attempt] = run
         self._idle.clear()
         left = claimed.seconds_left
@@ -245,8 +245,8 @@ class Worker:
     async def _outcome(self, run: Run) -> Result:
         task = run.task
         if task is None:
-            kind = run.claimed.kind
-            log.warning("no task for kind %r; job %s is put back for another worker", kind, run.attempt.id)
+            kind, version = run.claimed.kind, run.claimed.args_version
+            log.warning("no task for %r, version %d; job %s is put back for another", kind, version, run.attempt.id)
             self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
             return PutBack(UNKNOWN)
         try:

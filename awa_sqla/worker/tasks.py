@@ -73,9 +73,10 @@ class Tasks:
             _errors("discard_on", discard_on),
         )
 
-    def get(self, kind: str) -> Task | None:
-        """The task of a kind, if there is one."""
-        return self._by_kind.get(kind)
+    def get(self, kind: str, version: int = 1) -> Task | None:
+        """The task that can read a row of this kind and version, if there is one."""
+        task = self._by_kind.get(kind)
+        return task if task is not None and version <= task.args_class.__awa__.version else None
 
     def named(self, kind: str) -> Task:
         """The task of a kind, or `UnknownKind` with the nearest name."""

@@ -17,7 +17,7 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from awa_sqla.errors import ConfigurationError, FollowUpError, StaleJobError
+from awa_sqla.errors import ConfigurationError, FollowUpError, StaleJobError, UniqueConflict
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Attempt, Job
 from awa_sqla.session import verbs
@@ -34,7 +34,17 @@ Body = Callable[[JobContext[Any]], Any]
 
 
 def apply(session: Session, attempt: Attempt, result: Result, task: Task | None = None) -> None:
-    """Stage an outcome through the verbs. Raises what they raise."""
+    """Stage an outcome through the verbs. Raises what they raise.
+
+    One that would bring the job back into its unique states while a twin holds the key cancels it.
+    """
+    try:
+        _apply(session, attempt, result, task)
+    except UniqueConflict as exc:
+        verbs.cancel_attempt(session, attempt, f"duplicate of job {exc.existing_id}")
+
+
+def _apply(session: Session, attempt: Attempt, result: Result, task: Task | None) -> None:
     match result:
         case Done(value):
             verbs.complete(session, attempt, result=value)
@@ -136,6 +146,7 @@ def _accepted(returned: Any) -> Result:
 
 
 def _stage(session: Session, attempt: Attempt, result: Result) -> None:
+    session.flush()  # a duplicate among what the handler has enqueued is its own error
     try:
         apply(session, attempt, result)
     except StaleJobError as exc:

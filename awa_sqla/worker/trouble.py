@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import exc as sa_exc
 
-#: SQLSTATE of a lock that was not had within lock_timeout.
-LOCK_NOT_AVAILABLE = "55P03"
+from awa_sqla.session.sqlstates import sqlstate
 
 #: SQLSTATE classes of what passes: connection, serialization and deadlock, resources, locks, an operator's or the
 #: system's interruption; and a server that is read-only for now.
 _PASSING = ("08", "40", "53", "55", "57", "58", "25006")
-
-
-def sqlstate(error: sa_exc.DBAPIError) -> str | None:
-    """PostgreSQL's code for an error, whatever the driver."""
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
 def passing(error: BaseException) -> bool:

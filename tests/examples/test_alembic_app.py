@@ -19,6 +19,7 @@ from tests.schema.catalog import names
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "alembic_app"
 REVISION = Path("migrations", "versions", "0002_add_awa.py")
+UPGRADE = Path("migrations", "versions", "0003_upgrade_awa.py")
 
 pytestmark = pytest.mark.slow
 
@@ -71,8 +72,11 @@ def test_an_app_with_rows_keeps_them(run: Run, empty_db_url: URL) -> None:
 
 
 def test_autogenerate_writes_the_revision_of_the_example(run: Run, app: Path) -> None:
-    shown = ast.parse((app / REVISION).read_text())
+    shown = ast.parse(
+        (app / REVISION).read_text().replace("to=1", f"to={LATEST}").replace("from_=1", f"from_={LATEST}")
+    )
     (app / REVISION).unlink()
+    (app / UPGRADE).unlink()
     run("alembic", "upgrade", "head")
     behind = run("alembic", "check", check=False)
     assert behind.returncode != 0
@@ -81,11 +85,19 @@ def test_autogenerate_writes_the_revision_of_the_example(run: Run, app: Path) ->
     assert ast.dump(ast.parse((app / REVISION).read_text())) == ast.dump(shown)
 
 
+def test_autogenerate_writes_the_upgrade_of_the_example(run: Run, app: Path) -> None:
+    shown = ast.parse((app / UPGRADE).read_text())
+    (app / UPGRADE).unlink()
+    run("alembic", "upgrade", "head")
+    run("alembic", "revision", "--autogenerate", "-m", "upgrade awa", "--rev-id", "0003")
+    assert ast.dump(ast.parse((app / UPGRADE).read_text())) == ast.dump(shown)
+
+
 @pytest.mark.case(20)
 def test_autogenerate_has_nothing_to_add_to_the_example(run: Run, app: Path) -> None:
     run("alembic", "upgrade", "head")
-    run("alembic", "revision", "--autogenerate", "-m", "nothing", "--rev-id", "0003")
-    written = (app / "migrations" / "versions" / "0003_nothing.py").read_text()
+    run("alembic", "revision", "--autogenerate", "-m", "nothing", "--rev-id", "0004")
+    written = (app / "migrations" / "versions" / "0004_nothing.py").read_text()
     assert "op." not in written.partition("def upgrade")[2]
 
 

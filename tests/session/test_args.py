@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, SecretStr, ValidationError
 from sqlalchemy.orm import Session
 
 from awa_sqla import Backoff, InvalidJob, Job, JobArgs, enqueue
-from awa_sqla.args import backoff_of, decode, derive_kind, dump
+from awa_sqla.args import backoff_of, derive_kind
+from awa_sqla.stored import decode, dump
 from tests.app import Charge, Signup
 
 # ------------------------------------------------------------------------------------------------------ kinds

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import awa_sqla
 from awa_sqla import Attempt, CompletedBatch, Job, JobState, UnsupportedSession
 from awa_sqla import asyncio as verbs
+from awa_sqla import Unique
 from tests.app import Signup, Welcome
 from tests.session.steps import MINUTE
 from tests.worlds import AsyncWorld, Database, in_async_worlds, in_one_world
@@ -21,6 +22,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "claim": (("default",), {"limit": 1}),
     "complete": ((Attempt(1, 1),), {}),
     "complete_many": (([],), {}),
+    "enqueue_many": (([],), {}),
+    "enqueue_unique": ((Signup(),), {"unique": Unique()}),
     "fail": ((Attempt(1, 1), "no"), {}),
     "lineage": ((1,), {}),
     "retry_after": ((Attempt(1, 1), MINUTE), {}),

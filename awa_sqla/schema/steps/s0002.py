@@ -1,0 +1,211 @@
+"""Step 2: unique jobs (the claims on their keys, kept true by triggers) and the version of a job's arguments.
+
+Frozen text: once released, a step never changes.
+"""
+
+UP = (
+    "ALTER TABLE {schema}.jobs_hot ADD COLUMN args_version SMALLINT DEFAULT 1 NOT NULL",
+    "ALTER TABLE {schema}.scheduled_jobs ADD COLUMN args_version SMALLINT DEFAULT 1 NOT NULL",
+    "ALTER TABLE {schema}.dlq_entries ADD COLUMN args_version SMALLINT DEFAULT 1 NOT NULL",
+    """\
+CREATE OR REPLACE VIEW {schema}.jobs AS
+SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, heartbeat_at,
+    deadline_at, finalized_at, callback_timeout_at, deadline_seconds, snoozes, priority,
+    attempt, max_attempts, unique_states, callback_id, state, kind, queue, worker_id,
+    parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
+    callback_on_complete, callback_on_fail, callback_transform, 'hot'::text AS stored_in,
+    args_version FROM {schema}.jobs_hot
+UNION ALL
+SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, heartbeat_at,
+    deadline_at, finalized_at, callback_timeout_at, deadline_seconds, snoozes, priority,
+    attempt, max_attempts, unique_states, callback_id, state, kind, queue, worker_id,
+    parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
+    callback_on_complete, callback_on_fail, callback_transform, 'scheduled'::text AS stored_in,
+    args_version FROM {schema}.scheduled_jobs
+UNION ALL
+SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, heartbeat_at,
+    deadline_at, finalized_at, callback_timeout_at, deadline_seconds, snoozes, priority,
+    attempt, max_attempts, unique_states, callback_id, state, kind, queue, worker_id,
+    parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
+    callback_on_complete, callback_on_fail, callback_transform, 'dead'::text AS stored_in,
+    args_version FROM {schema}.dlq_entries""",
+    """\
+CREATE TABLE {schema}.job_unique_claims (
+    unique_key BYTEA NOT NULL,
+    job_id BIGINT NOT NULL,
+    PRIMARY KEY (unique_key)
+)""",
+    """\
+CREATE INDEX ix_scheduled_jobs_claiming ON {schema}.scheduled_jobs (run_at, id)
+WHERE unique_states & 2 <> 0 AND unique_states & CASE state WHEN 'scheduled' THEN 1 ELSE 16 END = 0""",
+    """\
+CREATE FUNCTION {schema}.in_unique_state(state text, unique_states smallint) RETURNS boolean
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $body$
+    SELECT coalesce(unique_states & CASE state
+        WHEN 'scheduled' THEN 1
+        WHEN 'available' THEN 2
+        WHEN 'running' THEN 4
+        WHEN 'completed' THEN 8
+        WHEN 'retryable' THEN 16
+        WHEN 'failed' THEN 32
+        WHEN 'cancelled' THEN 64
+        WHEN 'waiting_external' THEN 128
+    END <> 0, false)
+$body$""",
+    """\
+CREATE FUNCTION {schema}.holds_claim(job_id bigint, key bytea) RETURNS boolean
+LANGUAGE sql STABLE AS $body$
+    SELECT EXISTS (
+        SELECT FROM {schema}.jobs AS job WHERE job.id = holds_claim.job_id AND job.unique_key = holds_claim.key
+        AND {schema}.in_unique_state(job.state, job.unique_states)
+    )
+$body$""",
+    """\
+CREATE FUNCTION {schema}.sync_claims() RETURNS trigger LANGUAGE plpgsql AS $body$
+DECLARE
+    held boolean := TG_OP IN ('UPDATE', 'DELETE') AND OLD.unique_key IS NOT NULL
+        AND {schema}.in_unique_state(OLD.state, OLD.unique_states);
+    wanted boolean := TG_OP IN ('UPDATE', 'INSERT') AND NEW.unique_key IS NOT NULL
+        AND {schema}.in_unique_state(NEW.state, NEW.unique_states);
+    holder bigint;
+BEGIN
+    IF TG_OP = 'TRUNCATE' THEN
+        DELETE FROM {schema}.job_unique_claims AS claim WHERE NOT {schema}.holds_claim(claim.job_id, claim.unique_key);
+        RETURN NULL;
+    END IF;
+    IF held AND wanted AND OLD.unique_key = NEW.unique_key AND OLD.id = NEW.id THEN
+        RETURN NULL;
+    END IF;
+    IF held THEN
+        DELETE FROM {schema}.job_unique_claims AS claim
+        WHERE claim.unique_key = OLD.unique_key AND claim.job_id = OLD.id
+        AND NOT {schema}.holds_claim(claim.job_id, claim.unique_key);
+    END IF;
+    WHILE wanted LOOP
+        SELECT claim.job_id INTO holder
+        FROM {schema}.job_unique_claims AS claim WHERE claim.unique_key = NEW.unique_key;
+        EXIT WHEN holder = NEW.id;
+        IF holder IS NOT NULL THEN
+            RAISE unique_violation USING
+                MESSAGE = 'job ' || NEW.id || ' would be a duplicate of job ' || holder,
+                DETAIL = 'Kind ' || NEW.kind || ', unique key ' || pg_catalog.encode(NEW.unique_key, 'hex'),
+                CONSTRAINT = 'job_unique_claims_pkey', TABLE = 'job_unique_claims', SCHEMA = TG_TABLE_SCHEMA;
+        END IF;
+        INSERT INTO {schema}.job_unique_claims (unique_key, job_id) VALUES (NEW.unique_key, NEW.id)
+        ON CONFLICT DO NOTHING;
+        EXIT WHEN FOUND;
+    END LOOP;
+    RETURN NULL;
+END
+$body$""",
+    """\
+CREATE FUNCTION {schema}.drop_idle_claim() RETURNS trigger LANGUAGE plpgsql AS $body$
+BEGIN
+    DELETE FROM {schema}.job_unique_claims AS claim
+    WHERE claim.unique_key = NEW.unique_key AND claim.job_id = NEW.job_id
+    AND NOT {schema}.holds_claim(claim.job_id, claim.unique_key);
+    RETURN NULL;
+END
+$body$""",
+    """\
+CREATE TRIGGER jobs_hot_claims_insert AFTER INSERT
+ON {schema}.jobs_hot FOR EACH ROW WHEN (NEW.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER jobs_hot_claims_update AFTER UPDATE OF id, state, unique_key, unique_states
+ON {schema}.jobs_hot FOR EACH ROW WHEN (OLD.unique_key IS NOT NULL OR NEW.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER jobs_hot_claims_delete AFTER DELETE
+ON {schema}.jobs_hot FOR EACH ROW WHEN (OLD.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER jobs_hot_claims_truncate AFTER TRUNCATE ON {schema}.jobs_hot
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER scheduled_jobs_claims_insert AFTER INSERT
+ON {schema}.scheduled_jobs FOR EACH ROW WHEN (NEW.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER scheduled_jobs_claims_update AFTER UPDATE OF id, state, unique_key, unique_states
+ON {schema}.scheduled_jobs FOR EACH ROW WHEN (OLD.unique_key IS NOT NULL OR NEW.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER scheduled_jobs_claims_delete AFTER DELETE
+ON {schema}.scheduled_jobs FOR EACH ROW WHEN (OLD.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER scheduled_jobs_claims_truncate AFTER TRUNCATE ON {schema}.scheduled_jobs
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER dlq_entries_claims_insert AFTER INSERT
+ON {schema}.dlq_entries FOR EACH ROW WHEN (NEW.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER dlq_entries_claims_update AFTER UPDATE OF id, state, unique_key, unique_states
+ON {schema}.dlq_entries FOR EACH ROW WHEN (OLD.unique_key IS NOT NULL OR NEW.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER dlq_entries_claims_delete AFTER DELETE
+ON {schema}.dlq_entries FOR EACH ROW WHEN (OLD.unique_key IS NOT NULL)
+EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE TRIGGER dlq_entries_claims_truncate AFTER TRUNCATE ON {schema}.dlq_entries
+FOR EACH STATEMENT EXECUTE FUNCTION {schema}.sync_claims()""",
+    """\
+CREATE CONSTRAINT TRIGGER job_unique_claims_idle AFTER INSERT ON {schema}.job_unique_claims
+DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (pg_catalog.pg_trigger_depth() = 0)
+EXECUTE FUNCTION {schema}.drop_idle_claim()""",
+    """\
+INSERT INTO {schema}.job_unique_claims (unique_key, job_id)
+SELECT DISTINCT ON (unique_key) unique_key, id FROM {schema}.jobs
+WHERE unique_key IS NOT NULL AND {schema}.in_unique_state(state, unique_states)
+ORDER BY unique_key, id""",
+)
+
+DOWN = (
+    "DROP TRIGGER jobs_hot_claims_insert ON {schema}.jobs_hot",
+    "DROP TRIGGER jobs_hot_claims_update ON {schema}.jobs_hot",
+    "DROP TRIGGER jobs_hot_claims_delete ON {schema}.jobs_hot",
+    "DROP TRIGGER jobs_hot_claims_truncate ON {schema}.jobs_hot",
+    "DROP TRIGGER scheduled_jobs_claims_insert ON {schema}.scheduled_jobs",
+    "DROP TRIGGER scheduled_jobs_claims_update ON {schema}.scheduled_jobs",
+    "DROP TRIGGER scheduled_jobs_claims_delete ON {schema}.scheduled_jobs",
+    "DROP TRIGGER scheduled_jobs_claims_truncate ON {schema}.scheduled_jobs",
+    "DROP TRIGGER dlq_entries_claims_insert ON {schema}.dlq_entries",
+    "DROP TRIGGER dlq_entries_claims_update ON {schema}.dlq_entries",
+    "DROP TRIGGER dlq_entries_claims_delete ON {schema}.dlq_entries",
+    "DROP TRIGGER dlq_entries_claims_truncate ON {schema}.dlq_entries",
+    "DROP TABLE {schema}.job_unique_claims",
+    "DROP FUNCTION {schema}.drop_idle_claim()",
+    "DROP FUNCTION {schema}.sync_claims()",
+    "DROP FUNCTION {schema}.holds_claim(bigint, bytea)",
+    "DROP FUNCTION {schema}.in_unique_state(text, smallint)",
+    "DROP INDEX {schema}.ix_scheduled_jobs_claiming",
+    "DROP VIEW {schema}.jobs",
+    """\
+CREATE VIEW {schema}.jobs AS
+SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, heartbeat_at,
+    deadline_at, finalized_at, callback_timeout_at, deadline_seconds, snoozes, priority,
+    attempt, max_attempts, unique_states, callback_id, state, kind, queue, worker_id,
+    parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
+    callback_on_complete, callback_on_fail, callback_transform, 'hot'::text AS stored_in FROM
+    {schema}.jobs_hot
+UNION ALL
+SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, heartbeat_at,
+    deadline_at, finalized_at, callback_timeout_at, deadline_seconds, snoozes, priority,
+    attempt, max_attempts, unique_states, callback_id, state, kind, queue, worker_id,
+    parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
+    callback_on_complete, callback_on_fail, callback_transform, 'scheduled'::text AS stored_in
+    FROM {schema}.scheduled_jobs
+UNION ALL
+SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, heartbeat_at,
+    deadline_at, finalized_at, callback_timeout_at, deadline_seconds, snoozes, priority,
+    attempt, max_attempts, unique_states, callback_id, state, kind, queue, worker_id,
+    parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
+    callback_on_complete, callback_on_fail, callback_transform, 'dead'::text AS stored_in FROM
+    {schema}.dlq_entries""",
+    "ALTER TABLE {schema}.jobs_hot DROP COLUMN args_version",
+    "ALTER TABLE {schema}.scheduled_jobs DROP COLUMN args_version",
+    "ALTER TABLE {schema}.dlq_entries DROP COLUMN args_version",
+)
