@@ -50,12 +50,11 @@ def _follow_ups(session: Session, entry: Staged) -> list[object]:
         return []
     registry, snapshot = registry_of(session), entry.snapshot
     local = registry.specs_of(snapshot.kind, outcome) if registry else ()
-    known = {spec.name for spec in local}
-    owed = sorted(catalogue.names(session, snapshot.kind, outcome) - known)
-    if entry.defer:
-        owed = [spec.name for spec in local] + owed
-        local = ()
-    rows = [row for spec in local for row in spec.rows(snapshot, entry.context)]
+    # A spec that is older than the row cannot read it: a process of the newer version will dispatch it.
+    able = [] if entry.defer else [spec for spec in local if snapshot.args_version <= spec.args_class.__awa__.version]
+    owed = [spec.name for spec in local if spec not in able]
+    owed += sorted(catalogue.names(session, snapshot.kind, outcome) - {spec.name for spec in local})
+    rows = [row for spec in able for row in spec.rows(snapshot, entry.context)]
     why = ledger.reason_to_defer(session)
     return rows + [_obligation(snapshot, outcome, name, entry, why) for name in owed]
 

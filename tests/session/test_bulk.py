@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.orm import Session
 
@@ -22,6 +23,7 @@ from awa_sqla import (
     enqueue_many,
 )
 from awa_sqla.models.wakeups import queue_payload
+from awa_sqla.schema import create_all
 from awa_sqla.session.lineage import Parent, run_under
 from tests.app import Charge, Order, Signup
 from tests.session.steps import HOUR
@@ -278,8 +280,6 @@ def test_in_autocommit_nothing_is_sent(world: World, database: Database) -> None
 
 def test_an_error_of_the_server_is_one_of_sqlalchemy(world: World, session: Session, database: Database) -> None:
     session.connection().exec_driver_sql("SET LOCAL lock_timeout = '100ms'")
-    with database.another()._connection.transaction() as _:
-        pass
     blocker = database.another()
     with blocker._connection.transaction():
         blocker.execute("LOCK TABLE jobs_hot IN ACCESS EXCLUSIVE MODE")
@@ -313,12 +313,6 @@ def test_two_phase_commit(world: World, database: Database) -> None:
 
 
 def test_another_schema(world: World, database: Database) -> None:
-    from sqlalchemy import text
-
-    from awa_sqla.schema import create_all
-
-    with world.engine.begin() if not world.name.startswith("async") else database._connection.transaction():
-        pass
     session = world.session(bind=world.engine_with(schema_translate_map={"awa": "Other-Queue"}))
     create_all(session.connection(), "Other-Queue")
     ids = enqueue_many(session, [Signup(), Report(day=1)])
