@@ -118,4 +118,4 @@ def on_conflict(value: object) -> OnConflict:
     """ "raise" or "skip"."""
     if value not in ("raise", "skip"):
         raise InvalidJob("on_conflict", f'must be "raise" or "skip", not {value!r}')
-    return cast("OnConflict", value)
+    return value

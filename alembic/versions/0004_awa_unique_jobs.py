@@ -1,3 +1,4 @@
+# mypy: disable-error-code="attr-defined"
 """upgrade awa: unique jobs, versions of arguments
 
 Revision ID: 0004

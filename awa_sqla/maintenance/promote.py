@@ -74,7 +74,7 @@ _CLAIMING = (
 )
 _PROMOTE_ONE = _promotion(ScheduledJob.id == bindparam("job_id", type_=BigInteger))
 
-_NEXT = select(
+_NEXT: Executable = select(
     func.extract("epoch", func.min(ScheduledJob.run_at) - func.clock_timestamp()),
     select(ScheduledJob.id).where(_claiming).exists(),
 )

@@ -1,17 +1,19 @@
 """`enqueue_many()`: any number of jobs in the caller's transaction, by COPY on the session's own connection.
 
-Everything is checked before anything is sent. Ids are drawn first, so that they can be returned in the order of the
-input; unique keys are claimed by one statement, in the order of the keys; the rows go out as one COPY for each table.
+All jobs are added, or none: few are checked before anything is sent, many are checked on their way, inside a
+savepoint, so that this process and the server work at the same time. Ids are drawn first, so that they can be returned
+in the order of the input; unique keys are claimed by one statement, in the order of the keys; the rows go out as one
+COPY for each table.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, cast
 
-from sqlalchemy import Integer, bindparam, case, func, literal_column, null, select
+from sqlalchemy import DateTime, Executable, Integer, bindparam, case, func, literal_column, null, select
 from sqlalchemy.orm import Session
 
 from awa_sqla import limits
@@ -21,7 +23,7 @@ from awa_sqla.models.base import JobState, jobs_id_seq
 from awa_sqla.models.job import Job, ScheduledJob
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.session import lineage
-from awa_sqla.session.copying import copy_rows, field
+from awa_sqla.session.copying import copy_rows, field, savepoint
 from awa_sqla.session.lineage import Parent
 from awa_sqla.session.steps import entered
 from awa_sqla.session.target import SyncSession, jobs_connection
@@ -29,6 +31,9 @@ from awa_sqla.session.unique import Holder, claim_keys, give_back
 from awa_sqla.stored import dump_text
 from awa_sqla.unique import OnConflict, Unique
 from awa_sqla.unique import on_conflict as checked_policy
+
+#: From here on, checking and sending at the same time is worth a savepoint.
+STREAMED = 1000
 
 
 def enqueue_many(
@@ -41,31 +46,62 @@ def enqueue_many(
     when one of them is a duplicate, of a stored job or of an earlier one in the list; "skip" leaves duplicates out.
 
     Returns the ids in the order of `jobs`, None for duplicates. Flushes the session first; sends one statement, one
-    more where jobs are unique, and a COPY for each table, in the caller's transaction. There are no Job objects: use
-    `session.get(Job, id)`. Needs psycopg, asyncpg or psycopg2.
+    more where jobs are unique, and a COPY for each table, in the caller's transaction; 1000 jobs and more also a
+    savepoint of its own. There are no Job objects: use `session.get(Job, id)`. Needs psycopg, asyncpg or psycopg2.
 
-    Raises `InvalidJob` with the position, "jobs[3].args.to" for instance (nothing was sent), `UniqueConflict` (no job
+    Raises `InvalidJob` with the position, "jobs[3].args.to" for instance (nothing was added), `UniqueConflict` (no job
     of the list was added, the transaction stays usable), `UnsupportedSession`, `ConfigurationError`. (DESIGN 7)
     """
     target = entered(session, "enqueue_many")
-    policy = checked_policy(on_conflict)
-    if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | JobArgs):
-        raise InvalidJob("jobs", f"must be several JobArgs or EnqueueRequests, not {limits.type_name(jobs)}")
-    prepared = _Preparation(policy, lineage.running()).all(jobs)
-    if not prepared:
+    preparation = _Preparation(checked_policy(on_conflict), lineage.running())
+    given = _listed(jobs)
+    if not given:
         return []
+    if len(given) >= STREAMED and not any(map(_is_unique, given)):
+        return _stream(target, given, preparation)
+    prepared = list(preparation.all(given))
     target.flush()
     ids, clock = _draw(target, len(prepared))
     left_out = _claim(target, prepared, ids)
-    for scheduled, cls in ((False, Job), (True, ScheduledJob)):
-        lines = [
-            one.line(job_id, clock)
-            for position, (job_id, one) in enumerate(zip(ids, prepared, strict=True))
-            if one.is_scheduled is scheduled and position not in left_out
-        ]
-        if lines:
-            copy_rows(jobs_connection(target), cls.__table__, _COLUMNS + _DUE * scheduled, lines)
-    return [None if position in left_out else job_id for position, job_id in enumerate(ids)]
+    kept = [(one, job_id) for n, (job_id, one) in enumerate(zip(ids, prepared, strict=True)) if n not in left_out]
+    connection = jobs_connection(target)
+    for table, columns, scheduled in ((Job.__tablename__, _COLUMNS, False), (ScheduledJob.__tablename__, _LATER, True)):
+        if lines := [one.line(job_id, clock) for one, job_id in kept if one.is_scheduled is scheduled]:
+            copy_rows(connection, table, columns, lines)
+    return [None if n in left_out else job_id for n, job_id in enumerate(ids)]
+
+
+def _listed(jobs: object) -> list[JobArgs | EnqueueRequest]:
+    if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | JobArgs):
+        raise InvalidJob("jobs", f"must be several JobArgs or EnqueueRequests, not {limits.type_name(jobs)}")
+    return list(cast("Iterable[Any]", jobs))
+
+
+def _stream(session: Session, given: Sequence[JobArgs | EnqueueRequest], preparation: _Preparation) -> list[int | None]:
+    """Check and send at the same time: the server stores one chunk while the next is made. All of it, or nothing."""
+    session.flush()
+    ids, clock = _draw(session, len(given))
+    later: list[str] = []
+
+    def lines() -> Iterator[str]:
+        for job_id, one in zip(ids, preparation.all(given), strict=True):
+            if one.is_scheduled:
+                later.append(one.line(job_id, clock))
+            else:
+                yield one.line(job_id, clock)
+
+    connection = jobs_connection(session)
+    with savepoint(connection):
+        copy_rows(connection, Job.__tablename__, _COLUMNS, lines())
+        if later:
+            copy_rows(connection, ScheduledJob.__tablename__, _LATER, later)
+    return list(ids)
+
+
+def _is_unique(job: object) -> bool:
+    if isinstance(job, EnqueueRequest):
+        return job.uniqueness is not None
+    return isinstance(job, JobArgs) and type(job).__awa__.unique is not None
 
 
 # ------------------------------------------------------------------------------------------------------- the rows
@@ -109,7 +145,7 @@ _SETTINGS = (
     "unique_states",
 )
 _COLUMNS = ("id", *_SETTINGS, "unique_key", "args")
-_DUE = ("run_at",)
+_LATER = (*_COLUMNS, "run_at")
 _DEFAULTS: dict[str, Any] = {"tags": [], "metadata": {}, "args_version": 1}
 
 
@@ -121,15 +157,14 @@ class _Preparation:
         self._parent: dict[str, Any] = {} if parent is None else parent.columns()
         self._of_class: dict[type[JobArgs], Callable[[str], _Prepared]] = {}
 
-    def all(self, jobs: Iterable[JobArgs | EnqueueRequest]) -> list[_Prepared]:
+    def all(self, jobs: Iterable[JobArgs | EnqueueRequest]) -> Iterator[_Prepared]:
         """Every job, or `InvalidJob` with the position of the first that is wrong."""
-        prepared: list[_Prepared] = []
+        position = 0
         try:
-            for job in jobs:
-                prepared.append(self._one(job))  # noqa: PERF401 - its length tells which one is wrong
+            for position, job in enumerate(jobs):  # noqa: B007 - for the error
+                yield self._one(job)
         except InvalidJob as exc:
-            raise InvalidJob(f"jobs[{len(prepared)}].{exc.field}", exc.reason) from exc
-        return prepared
+            raise InvalidJob(f"jobs[{position}].{exc.field}", exc.reason) from exc
 
     def _one(self, job: object) -> _Prepared:
         if isinstance(job, JobArgs):
@@ -152,7 +187,8 @@ class _Preparation:
         claims = unique is not None and bool(unique.mask & start.bit)
         settings = "\t".join(field(values.get(name)) for name in _SETTINGS)
         due = request.run_at if request.run_at is not None else request.delay
-        kind, queue, policy = values["kind"], values["queue"], request.on_conflict or self._policy
+        kind, queue = values["kind"], values["queue"]
+        policy = self._policy if request.on_conflict is None else request.on_conflict
         return lambda text: _Prepared(settings, text, due, _key(unique, kind, queue, text), claims, policy, kind)
 
 
@@ -171,10 +207,10 @@ _drawn = (
 _first, _last = func.min(_drawn.c.id), func.max(_drawn.c.id)
 
 #: Ids that nobody else has drawn in between are told by the first one: a million fit into one number.
-_DRAW = select(
+_DRAW: Executable = select(
     _first,
     case((_last - _first + 1 == _count, null()), else_=func.array_agg(_drawn.c.id)),
-    literal_column("clock_timestamp()"),
+    literal_column("clock_timestamp()", DateTime(timezone=True)),
 )
 
 

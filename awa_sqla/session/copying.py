@@ -5,13 +5,13 @@ SQLAlchemy has no COPY: this goes to the driver's connection, inside the transac
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import Connection, FromClause
+from sqlalchemy import Connection
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
 from sqlalchemy.util import await_only
 
@@ -35,23 +35,38 @@ def field(value: Any) -> str:
     if value is None:
         return r"\N"
     if isinstance(value, list):
-        quoted = ('"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"' for item in value)
+        texts = cast("list[str]", value)
+        quoted = ('"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"' for item in texts)
         return ("{" + ",".join(quoted) + "}").translate(_ESCAPES)
     if isinstance(value, dict):
         return json.dumps(value, ensure_ascii=False).translate(_ESCAPES)
     return str(value).translate(_ESCAPES)
 
 
-def copy_rows(connection: Connection, table: FromClause, columns: Sequence[str], lines: Sequence[str]) -> None:
+@contextmanager
+def savepoint(connection: Connection) -> Generator[None, None, None]:
+    """All of it or nothing, and the transaction stays usable; the session does not see it."""
+    connection.exec_driver_sql("SAVEPOINT awa_sqla_bulk")
+    try:
+        yield
+    except BaseException:
+        with suppress(DBAPIError):  # of a connection that is gone, the first error tells more
+            connection.exec_driver_sql("ROLLBACK TO SAVEPOINT awa_sqla_bulk")
+            connection.exec_driver_sql("RELEASE SAVEPOINT awa_sqla_bulk")
+        raise
+    connection.exec_driver_sql("RELEASE SAVEPOINT awa_sqla_bulk")
+
+
+def copy_rows(connection: Connection, table: str, columns: Sequence[str], lines: Iterable[str]) -> None:
     """Send rows, each a line of COPY's text format, to a table of ours.
 
-    Raises SQLAlchemy's `DBAPIError` for what the driver raises, and `ConfigurationError` for a driver without COPY.
+    What `lines` raises comes out, and the transaction is lost unless there is a savepoint. Raises SQLAlchemy's
+    `DBAPIError` for what the driver raises, and `ConfigurationError` for a driver without COPY.
     """
     dialect = connection.dialect
     driver, quote = dialect.driver, dialect.identifier_preparer.quote_identifier
-    name: Any = table.name
     schema = schema_in(connection)
-    statement = f"COPY {quote(schema)}.{quote(name)} ({', '.join(map(quote, columns))}) FROM STDIN"
+    statement = f"COPY {quote(schema)}.{quote(table)} ({', '.join(map(quote, columns))}) FROM STDIN"
     raw: Any = connection.connection.driver_connection
     try:
         if driver == "psycopg" and dialect.is_async:
@@ -62,10 +77,10 @@ def copy_rows(connection: Connection, table: FromClause, columns: Sequence[str],
                     copy.write(chunk)
         elif driver == "asyncpg":
             where = {"schema_name": schema, "columns": columns, "format": "text"}
-            await_only(raw.copy_to_table(name, source=_later(_chunks(lines)), **where))
+            await_only(raw.copy_to_table(table, source=_later(_chunks(lines)), **where))
         elif driver == "psycopg2":
             with raw.cursor() as cursor:
-                cursor.copy_expert(statement, io.StringIO("".join(lines)))
+                cursor.copy_expert(statement, _Source(_chunks(lines)))
         else:
             raise ConfigurationError(f"enqueue_many() needs psycopg, asyncpg or psycopg2, not {driver}")
     except Exception as exc:
@@ -75,7 +90,19 @@ def copy_rows(connection: Connection, table: FromClause, columns: Sequence[str],
         raise _ERRORS.get(state[:2], DBAPIError)(statement, None, exc) from exc
 
 
-async def _psycopg_async(raw: Any, statement: str, lines: Sequence[str]) -> None:
+class _Source:
+    """Chunks as the file that psycopg2 reads."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks, self._rest = chunks, b""
+
+    def read(self, size: int) -> bytes:
+        self._rest = self._rest or next(self._chunks, b"")
+        piece, self._rest = self._rest[:size], self._rest[size:]
+        return piece
+
+
+async def _psycopg_async(raw: Any, statement: str, lines: Iterable[str]) -> None:
     async with raw.cursor() as cursor, cursor.copy(statement) as copy:
         for chunk in _chunks(lines):
             await copy.write(chunk)

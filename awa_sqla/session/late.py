@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 from pydantic import ValidationError
@@ -81,7 +82,7 @@ def bind_all(session: Session) -> None:
 
 def _args(function: Callable[[], JobArgs]) -> JobArgs:
     try:
-        made: object = function()
+        made: Any = function()
     except ValidationError as exc:
         raise misfit(exc, "does not validate") from exc
     if not isinstance(made, JobArgs):

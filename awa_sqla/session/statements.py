@@ -221,7 +221,7 @@ TAKE_WITH_ERROR = (
     .execution_options(**_DELETE)
 )
 
-_comes_in = literal_column(str(JobState.RUNNING.bit | JobState.SCHEDULED.bit))
+_comes_in: ColumnElement[Any] = literal_column(str(JobState.RUNNING.bit | JobState.SCHEDULED.bit))
 
 #: The same without an entry, and for a job that has claimed its unique key anew.
 TAKE_CLAIMED = (

@@ -99,7 +99,7 @@ def reenter(session: Session, job: Job | ScheduledJob, state: JobState) -> None:
 
 def comes_in(mask: int | None, old: JobState, new: JobState) -> bool:
     """Whether this change of state leads into the unique states from outside."""
-    return bool(mask) and not mask & old.bit and bool(mask & new.bit)
+    return mask is not None and not mask & old.bit and bool(mask & new.bit)
 
 
 # ------------------------------------------------------------------------------------------------- before a flush

@@ -153,10 +153,10 @@ def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> 
     parameters = fence(attempt, delay=wait.total_seconds())
     found = session.execute(statements.TAKE, parameters).one_or_none()
     if found is None:
-        job = as_it_is(session, attempt)
-        if job is None or job.state is not JobState.RUNNING or job.run_lease != attempt.run_lease:
-            raise stale(attempt, job)
-        reenter(session, job, JobState.SCHEDULED)
+        now = as_it_is(session, attempt)
+        if now is None or now.state is not JobState.RUNNING or now.run_lease != attempt.run_lease:
+            raise stale(attempt, now)
+        reenter(session, now, JobState.SCHEDULED)
         found = session.execute(statements.TAKE_CLAIMED, parameters).one_or_none()
     values, due, _ = moved_values(one(session, attempt, found))
     values |= {"attempt": values["attempt"] - 1, "snoozes": values["snoozes"] + counts}
