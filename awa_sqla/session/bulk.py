@@ -74,7 +74,7 @@ def enqueue_many(
 def _listed(jobs: object) -> list[JobArgs | EnqueueRequest]:
     if not isinstance(jobs, Iterable) or isinstance(jobs, str | bytes | JobArgs):
         raise InvalidJob("jobs", f"must be several JobArgs or EnqueueRequests, not {limits.type_name(jobs)}")
-    return list(cast("Iterable[Any]", jobs))
+    return list(jobs)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
 
 
 def _stream(session: Session, given: Sequence[JobArgs | EnqueueRequest], preparation: _Preparation) -> list[int | None]:
@@ -153,7 +153,7 @@ class _Preparation:
     """Turns what the caller gave into rows; jobs without options of their own share the text of their class."""
 
     def __init__(self, policy: OnConflict, parent: Parent | None) -> None:
-        self._policy = policy
+        self._policy: OnConflict = policy
         self._parent: dict[str, Any] = {} if parent is None else parent.columns()
         self._of_class: dict[type[JobArgs], Callable[[str], _Prepared]] = {}
 

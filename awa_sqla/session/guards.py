@@ -15,13 +15,15 @@ from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper, objec
 
 from awa_sqla.errors import UnmanagedWriteError
 from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, JobRecord, ScheduledJob
+from awa_sqla.models.records import UniqueClaim
 from awa_sqla.session.target import refuse_autocommit
 
 #: Execution option of the statements that may write job rows.
 MANAGED = "awa_managed"
 
-#: The tables, and the view over them, which PostgreSQL would refuse with an error that ends the transaction.
-_CLASSES = (*JOB_TABLES, JobRecord)
+#: What nobody adds to: the view, which PostgreSQL would refuse with an error that ends the transaction, and the claims.
+_DERIVED = (JobRecord, UniqueClaim)
+_CLASSES = (*JOB_TABLES, *_DERIVED)
 _TABLES = {cls.__table__ for cls in _CLASSES}
 
 _VERBS = {
@@ -67,13 +69,13 @@ for _cls in _CLASSES:
         _deny(_cls, _attribute.key)
     event.listen(_cls, "before_delete", _deny_flush)
     event.listen(_cls, "before_update", _deny_change)
-    event.listen(_cls, "before_insert", _deny_flush if _cls is JobRecord else _before_insert)
+    event.listen(_cls, "before_insert", _deny_flush if _cls in _DERIVED else _before_insert)
 
 
 def refuse_writes(session: Session) -> None:
     """In `before_flush`: no row of ours is deleted or updated by the unit of work itself."""
     for row in session.new:
-        if isinstance(row, JobRecord):
+        if isinstance(row, _DERIVED):
             raise UnmanagedWriteError(row.__tablename__, "enqueue()", f"session.add({row!r})")
     for row in session.deleted:
         if isinstance(row, _CLASSES):

@@ -13,12 +13,14 @@ from awa_sqla import (
     Job,
     JobRecord,
     ScheduledJob,
+    Unique,
     UnmanagedWriteError,
     complete,
     enqueue,
     fail,
     set_progress,
 )
+from awa_sqla.models import UniqueClaim
 from awa_sqla.models.job import JOB_TABLES
 from tests.app import Order, Signup
 from tests.session.steps import HOUR, available, running
@@ -254,3 +256,21 @@ def test_the_view_is_read_only(session: Session, stored: dict[str, Any], databas
         write(session, record)
     session.rollback()
     assert database.jobs() == before
+
+
+def test_claims_on_unique_keys_are_nobodys_to_write(session: Session) -> None:
+    enqueue(session, Signup(), unique=Unique())
+    session.commit()
+    claim = session.scalars(select(UniqueClaim)).one()
+    with pytest.raises(UnmanagedWriteError, match="job_unique_claims"):
+        claim.job_id = 7
+    with pytest.raises(UnmanagedWriteError, match="job_unique_claims"):
+        session.execute(delete(UniqueClaim))
+    session.add(UniqueClaim(unique_key=b"x", job_id=1))
+    with pytest.raises(UnmanagedWriteError, match="job_unique_claims"):
+        session.flush()
+    session.rollback()
+    session.delete(session.scalars(select(UniqueClaim)).one())
+    with pytest.raises(UnmanagedWriteError, match="job_unique_claims"):
+        session.flush()
+    session.rollback()
