@@ -3,11 +3,12 @@
     python docs/tables.py > docs/reference/tables.md
     python docs/tables.py --check       # exit status 1 when the page is not up to date
 
-A column without a phrase, an index without its query, and a phrase for something that is gone are errors.
+A column or function without a phrase, an index without its query, and a phrase for something that is gone are errors.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from sqlalchemy.schema import DefaultClause
 
 from awa_sqla.models import AwaBase, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.models.job import JOB_TABLES
+from awa_sqla.schema import objects
 
 PAGE = Path(__file__).parent / "reference" / "tables.md"
 
@@ -33,9 +35,18 @@ belong to no column because several tables draw from the first, and because the 
 A job is in exactly one of `jobs_hot`, `scheduled_jobs` and `dlq_entries`, and keeps its id when it moves. **No
 foreign key may point at a job**: store its id. Rows of these tables change through the verbs of the package only.
 
+What the triggers do for wake-ups and for unique keys is [at the end](#functions-and-triggers).
+"""
+
+TRIGGERS = """\
+## Functions and triggers
+
 An INSERT into `jobs_hot` of jobs that are available sends one NOTIFY for each of their queues, on a channel of the
-schema (trigger `jobs_hot_wake_workers`, function `wake_workers`); `SET LOCAL awa.notify = 'off'` silences it for a
-transaction.
+schema; `SET LOCAL awa.notify = 'off'` silences it for a transaction.
+
+A claim in `job_unique_claims` says that a unique key is taken. The package claims a key before it inserts the row. The
+triggers keep claims true from then on, also when plain SQL changes, moves or deletes a row: each claim has its row, in
+one of that row's unique states. A second holder is a `unique_violation` of the constraint `job_unique_claims_pkey`.
 """
 
 #: What each table is for.
@@ -44,6 +55,7 @@ TABLES = {
     "scheduled_jobs": "Jobs that wait for their time: scheduled, snoozed, or to be tried again.",
     "dlq_entries": "Jobs that failed for good in a queue that keeps such jobs for an operator.",
     "jobs": "The three job tables together, for reading. A view.",
+    "job_unique_claims": "Unique keys that are taken, and by which job. Triggers keep it true; never change it.",
     "queue_meta": (
         "Settings of queues. A queue without a row has the defaults. In force is: the job's own, else override, "
         "else declared, else the default."
@@ -81,6 +93,7 @@ SHARED = {
     "parent_outcome": "the outcome of the parent that this is a follow-up of; null for a plain enqueue",
     "unique_key": "what at most one job may hold at a time",
     "args": "arguments",
+    "args_version": "`version=` of the args class that wrote them",
     "metadata": "what the app notes beside the arguments; the attribute is `meta`",
     "progress": "`percent`, `message` and `metadata` of the attempt; kept for the next one",
     "result": "what the handler returned or the callback delivered",
@@ -99,6 +112,8 @@ COLUMNS = {
     "dlq_entries.dlq_at": "when it came here",
     "dlq_entries.dlq_reason": "`max_attempts_exhausted`, `terminal_error`, or what the operator gave",
     "jobs.stored_in": "`hot`, `scheduled` or `dead`: the table that holds the row",
+    "job_unique_claims.unique_key": "the key that is taken",
+    "job_unique_claims.job_id": "the job that holds it",
     "queue_meta.queue": "name of the queue",
     "queue_meta.declared_concurrency": "by workers: jobs of one process at a time",
     "queue_meta.declared_deadline_seconds": "by workers: longest run of one attempt",
@@ -149,12 +164,22 @@ QUERIES = {
     "ix_jobs_hot_running": "rescue: running rows whose heartbeat is stale or whose deadline has passed",
     "ix_jobs_hot_parent_id": "lineage: the children of a job",
     "ix_jobs_hot_root_id": "lineage: the whole tree of a job",
+    "ix_scheduled_jobs_claiming": "promote: the due jobs that must claim their unique key to become available",
     "ix_scheduled_jobs_due": "promote: the jobs that are due, longest overdue first",
     "ix_scheduled_jobs_parent_id": "lineage: the children of a job",
     "ix_scheduled_jobs_root_id": "lineage: the whole tree of a job",
     "ix_dlq_entries_parent_id": "lineage: the children of a job",
     "ix_dlq_entries_root_id": "lineage: the whole tree of a job",
     "ix_follow_up_obligations_due": "dispatch: the obligations that are due, longest overdue first",
+}
+
+#: What each function does.
+FUNCTIONS = {
+    "wake_workers": "sends the NOTIFY for the queues that a statement gave work to",
+    "in_unique_state": "whether a row in this state, with these `unique_states`, holds its key",
+    "holds_claim": "whether a job holds a key now, in whatever table its row is",
+    "sync_claims": "after a change of a row, takes its key or lets it go; a row on its way to another table keeps it",
+    "drop_idle_claim": "at the end of the transaction, drops a claim whose row never came",
 }
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call, unused-ignore]
@@ -181,7 +206,11 @@ def main(arguments: list[str]) -> int:
 def page() -> str:
     """The whole page. Raises `UndescribedError` when phrases and models do not agree."""
     refuse_gaps()
-    parts = [INTRODUCTION, "## Columns of every job\n", columns(shared_columns()), *map(section, our_tables())]
+    parts = [
+        *(INTRODUCTION, "## Columns of every job\n", columns(shared_columns())),
+        *map(section, our_tables()),
+        *(TRIGGERS, functions(), triggers()),
+    ]
     return "\n".join(parts)
 
 
@@ -292,6 +321,37 @@ def query(index: Index) -> str:
     return found
 
 
+def functions() -> str:
+    """A Markdown table of the functions."""
+    return grid(("function", "does"), [(f"`{name}`", FUNCTIONS[name]) for name in our_functions()])
+
+
+def our_functions() -> list[str]:
+    """The names of the functions that the schema has."""
+    return [found[1] for sql in objects.statements() if (found := re.match(r'CREATE FUNCTION "\w+"\.(\w+)', sql))]
+
+
+def triggers() -> str:
+    """A Markdown table of the triggers, as their SQL has them."""
+    rows: list[tuple[str, ...]] = []
+    for sql in objects.statements():
+        if "TRIGGER" not in sql.partition("\n")[0]:
+            continue
+        found = re.fullmatch(_TRIGGER, " ".join(sql.split()))
+        if found is None:
+            raise UndescribedError(f"docs/tables.py cannot read this trigger: {sql}")
+        name, deferred = found["name"], "DEFERRED" in sql
+        when = found["event"].lower() + (", at the end of the transaction" if deferred else "")
+        rows.append((f"`{name}`", f"`{found['table']}`", when, found["each"].lower(), f"`{found['function']}`"))
+    return grid(("trigger", "on", "after", "for each", "calls"), rows)
+
+
+_TRIGGER = (
+    r"CREATE (CONSTRAINT )?TRIGGER (?P<name>\w+) AFTER (?P<event>[A-Z]+)( OF [\w, ]+)? ON \"\w+\"\.(?P<table>\w+) .*?"
+    r"FOR EACH (?P<each>ROW|STATEMENT) .*?EXECUTE FUNCTION \"\w+\"\.(?P<function>\w+)\(\)"
+)
+
+
 def sort_key(item: CheckConstraint | Index) -> str:
     """By name."""
     return str(item.name)
@@ -316,6 +376,7 @@ def refuse_gaps() -> None:
         TABLES.keys() ^ {table.name for table in tables},
         COLUMNS.keys() - known,
         SHARED.keys() ^ {column.name for column in JobRecord.__table__.columns if column.name != "stored_in"},
+        FUNCTIONS.keys() ^ set(our_functions()),
         QUERIES.keys() - {str(index.name) for table in tables for index in table.indexes},
     )
     for names in gone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ from sqlalchemy import CheckConstraint
 
 from awa_sqla.models import metadata
 from awa_sqla.models.base import ViewBase
+from awa_sqla.schema import objects
 
 SCRIPT = Path(__file__).parents[2] / "docs" / "tables.py"
 
@@ -57,6 +59,14 @@ def test_every_table_column_check_and_index_is_on_the_page(tables: ModuleType) -
     assert [name for name in names if f"`{name}`" not in page] == []
 
 
+def test_every_function_and_trigger_is_on_the_page(tables: ModuleType) -> None:
+    page = tables.page()
+    made = "\n".join(objects.statements())
+    names = re.findall(r"^CREATE (?:FUNCTION \S+\.|(?:CONSTRAINT )?TRIGGER )(\w+)", made, re.MULTILINE)
+    assert {"sync_claims", "jobs_hot_claims_delete", "job_unique_claims_idle"} <= set(names)
+    assert [name for name in names if f"| `{name}` |" not in page] == []
+
+
 @pytest.mark.parametrize("column", ["snoozes", "state"])
 def test_a_shared_column_without_a_phrase_is_an_error(tables: ModuleType, column: str) -> None:
     del tables.SHARED[column]
@@ -77,9 +87,22 @@ def test_an_index_without_its_query_is_an_error(tables: ModuleType) -> None:
         tables.page()
 
 
+@pytest.mark.parametrize("function", ["sync_claims", "wake_workers"])
+def test_a_function_without_a_phrase_is_an_error(tables: ModuleType, function: str) -> None:
+    del tables.FUNCTIONS[function]
+    with pytest.raises(tables.UndescribedError, match=function):
+        tables.page()
+
+
 @pytest.mark.parametrize(
     ("phrases", "gone"),
-    [("TABLES", "carrots"), ("COLUMNS", "jobs_hot.colour"), ("SHARED", "colour"), ("QUERIES", "ix_jobs_hot_colour")],
+    [
+        ("TABLES", "carrots"),
+        ("COLUMNS", "jobs_hot.colour"),
+        ("SHARED", "colour"),
+        ("QUERIES", "ix_jobs_hot_colour"),
+        ("FUNCTIONS", "paint"),
+    ],
 )
 def test_a_phrase_for_something_that_is_gone_is_an_error(tables: ModuleType, phrases: str, gone: str) -> None:
     getattr(tables, phrases)[gone] = "?"
