@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, cast
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.util import await_only
 
 from awa_sqla.errors import ConfigurationError
@@ -50,7 +50,7 @@ def savepoint(connection: Connection) -> Generator[None, None, None]:
     try:
         yield
     except BaseException:
-        with suppress(DBAPIError):  # of a connection that is gone, the first error tells more
+        with suppress(SQLAlchemyError):  # of a connection that is gone, the first error tells more
             connection.exec_driver_sql("ROLLBACK TO SAVEPOINT awa_sqla_bulk")
             connection.exec_driver_sql("RELEASE SAVEPOINT awa_sqla_bulk")
         raise
@@ -80,7 +80,13 @@ def copy_rows(connection: Connection, table: str, columns: Sequence[str], lines:
             await_only(raw.copy_to_table(table, source=_later(_chunks(lines)), **where))
         elif driver == "psycopg2":
             with raw.cursor() as cursor:
-                cursor.copy_expert(statement, _Source(_chunks(lines)))
+                source = _Source(_chunks(lines))
+                try:
+                    cursor.copy_expert(statement, source)
+                except Exception:
+                    if source.error is not None:  # psycopg2 itself makes text of it
+                        raise source.error from None
+                    raise
         else:
             raise ConfigurationError(f"enqueue_many() needs psycopg, asyncpg or psycopg2, not {driver}")
     except Exception as exc:
@@ -95,9 +101,14 @@ class _Source:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks, self._rest = chunks, b""
+        self.error: BaseException | None = None
 
     def read(self, size: int) -> bytes:
-        self._rest = self._rest or next(self._chunks, b"")
+        try:
+            self._rest = self._rest or next(self._chunks, b"")
+        except BaseException as exc:
+            self.error = exc
+            raise
         piece, self._rest = self._rest[:size], self._rest[size:]
         return piece
 

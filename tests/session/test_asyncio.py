@@ -10,9 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import awa_sqla
-from awa_sqla import Attempt, CompletedBatch, Job, JobState, UnsupportedSession
+from awa_sqla import Attempt, CompletedBatch, Job, JobState, Unique, UnsupportedSession
 from awa_sqla import asyncio as verbs
-from awa_sqla import Unique
 from tests.app import Signup, Welcome
 from tests.session.steps import MINUTE
 from tests.worlds import AsyncWorld, Database, in_async_worlds, in_one_world

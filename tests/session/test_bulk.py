@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,6 +26,7 @@ from awa_sqla import (
 )
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.schema import create_all
+from awa_sqla.session import bulk
 from awa_sqla.session.lineage import Parent, run_under
 from tests.app import Charge, Order, Signup
 from tests.session.steps import HOUR
@@ -107,7 +110,7 @@ def test_ids_that_somebody_draws_from_in_between(world: World, session: Session,
     ids = enqueue_many(session, [Signup(email=f"{n}@example.org") for n in range(5)])
     session.commit()
     assert [job.id for job in database.jobs()] == ids
-    assert len({second - first for first, second in zip(ids, ids[1:], strict=False)}) == 1  # type: ignore[operator]
+    assert len({second - first for first, second in itertools.pairwise(ids)}) == 1  # type: ignore[operator]
 
 
 def test_nothing_is_there_before_the_commit_and_nothing_after_a_rollback(session: Session, database: Database) -> None:
@@ -236,7 +239,7 @@ def test_a_job_whose_first_state_is_not_unique_takes_no_key_yet(session: Session
         (Signup(), "jobs"),
         ([Signup(), None], "jobs[1].args"),
         ([Signup], "jobs[0].args"),
-        ([lambda: Signup()], "jobs[0].args"),
+        ([lambda: Signup(email="x")], "jobs[0].args"),
         ([JobArgs()], "jobs[0].args"),
         ([Signup(), Signup(email="\x00")], "jobs[1].args.email"),
         ([Signup(), Signup(email="\ud800")], "jobs[1].args.email"),
@@ -320,12 +323,126 @@ def test_another_schema(world: World, database: Database) -> None:
     session.rollback()
 
 
+# ------------------------------------------------------------------------------------------------------ in chunks
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Two jobs are many, and three are sent at once."""
+    monkeypatch.setattr(bulk, "MANY", 2)
+    monkeypatch.setattr(bulk, "CHUNK", 3)
+    return 3
+
+
+def mixture(count: int) -> Iterator[JobArgs | EnqueueRequest]:
+    """Jobs of all sorts, none of them unique."""
+    for n in range(count):
+        args = Signup(email=f"{n}@example.org")
+        yield (
+            EnqueueRequest(args, delay=HOUR) if n % 3 == 2 else EnqueueRequest(args, priority=1) if n % 5 == 4 else args
+        )
+
+
+@pytest.mark.parametrize("count", range(1, 11))
+def test_chunks_are_seamless(session: Session, database: Database, chunks: int, count: int) -> None:
+    ids = enqueue_many(session, mixture(count))
+    assert database.jobs() == []
+    session.commit()
+    stored = {job.id: job for job in database.jobs()}
+    assert len(stored) == len(ids) == count
+    assert [stored[job_id].args["email"] for job_id in ids] == [f"{n}@example.org" for n in range(count)]
+    assert {n % 3 == 2 for n, job_id in enumerate(ids) if stored[job_id].stored_in == "scheduled"} <= {True}
+
+
+@pytest.mark.parametrize("at", range(8))
+@pytest.mark.parametrize("end", ["invalid", "raises", "interrupt", "duplicate"])
+def test_all_or_nothing_wherever_it_goes_wrong(
+    session: Session, database: Database, chunks: int, at: int, end: str
+) -> None:
+    first = enqueue(session, Report(day=1))
+    session.flush()
+    holder = first.id
+
+    def jobs() -> Iterator[JobArgs | EnqueueRequest]:
+        yield from mixture(at)
+        yield {
+            "invalid": lambda: Signup(email="\x00"),
+            "raises": lambda: 1 / 0,
+            "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt()),
+            "duplicate": lambda: Report(day=1),
+        }[end]()  # type: ignore[misc]
+        yield from mixture(5)
+
+    session.add(Order(note="mine"))
+    errors = {
+        "invalid": InvalidJob,
+        "raises": ZeroDivisionError,
+        "interrupt": KeyboardInterrupt,
+        "duplicate": UniqueConflict,
+    }
+    with pytest.raises(errors[end]) as caught:
+        enqueue_many(session, jobs())
+    if end == "invalid":
+        assert caught.value.field == f"jobs[{at}].args.email"  # type: ignore[attr-defined]
+    if end == "duplicate":
+        assert caught.value.existing_id == holder  # type: ignore[attr-defined]
+    [fresh] = enqueue_many(session, [Report(day=2)])
+    session.commit()
+    assert [job.id for job in database.jobs()] == [holder, fresh]
+    assert holders(database) == [holder, fresh]
+    assert database.value("SELECT note FROM app_order") == "mine"
+
+
+@pytest.mark.parametrize("at", [0, 2, 3, 7])
+def test_from_the_first_unique_job_on_all_keys_are_claimed_at_once(
+    world: World, session: Session, database: Database, chunks: int, at: int
+) -> None:
+    jobs = [*mixture(at), *(Report(day=day) for day in range(9)), *mixture(4), Report(day=3)]
+    with world.counting() as sent:
+        *ids, last = enqueue_many(session, jobs, on_conflict="skip")
+    assert sum("job_unique_claims" in statement for statement in sent) == 1
+    session.commit()
+    assert last is None
+    assert [job.id for job in database.jobs()] == sorted(ids)  # type: ignore[type-var]
+    assert len(holders(database)) == 9
+
+
+def test_a_savepoint_of_the_session_stays_where_it_was(session: Session, database: Database, chunks: int) -> None:
+    savepoint = session.begin_nested()
+    enqueue_many(session, mixture(7))
+    savepoint.rollback()
+    with session.begin_nested():
+        kept = enqueue_many(session, mixture(7))
+    session.commit()
+    assert [job.id for job in database.jobs()] == kept
+
+
+@in_one_world
+def test_a_connection_that_is_gone_says_so(session: Session, database: Database, chunks: int) -> None:
+    pid = session.connection().exec_driver_sql("SELECT pg_backend_pid()").scalar()
+
+    def jobs() -> Iterator[JobArgs | EnqueueRequest]:
+        yield from mixture(7)
+        database.rows("SELECT pg_terminate_backend(%s, 5000)", pid)
+        yield from mixture(7)
+
+    with pytest.raises(DBAPIError):
+        enqueue_many(session, jobs())
+    session.rollback()
+    enqueue_many(session, mixture(7))
+    session.commit()
+    assert len(database.jobs()) == 7
+
+
 @in_two_worlds
 @pytest.mark.slow
-def test_a_million_values_know_no_limit(session: Session, database: Database) -> None:
-    ids = enqueue_many(session, (Report(day=n) for n in range(70_000)), on_conflict="skip")
+@pytest.mark.parametrize("unique", [False, True])
+def test_more_than_a_statement_has_parameters_for(session: Session, database: Database, unique: bool) -> None:
+    def jobs() -> Iterator[JobArgs]:
+        return (Report(day=n) if unique else Signup(email=str(n)) for n in range(70_000))
+
+    ids = enqueue_many(session, jobs(), on_conflict="skip")
     assert None not in ids
     session.commit()
-    assert database.value("SELECT count(*) FROM job_unique_claims") == 70_000
-    assert set(enqueue_many(session, [Report(day=n) for n in range(70_000)], on_conflict="skip")) == {None}
+    assert database.value("SELECT count(*) FROM job_unique_claims") == (70_000 if unique else 0)
+    again = enqueue_many(session, jobs(), on_conflict="skip")
     session.rollback()
+    assert (set(again) == {None}) is unique

@@ -48,8 +48,10 @@ def test_the_arguments_may_name_what_the_database_makes(session: Session, databa
 
 
 def test_options_are_those_of_enqueue(session: Session, database: Database) -> None:
-    job = enqueue(session, lambda: Signup(), queue="q", priority=4, tags=["a"], metadata={"m": 1}, deadline=HOUR)
-    later = enqueue(session, lambda: Signup(), delay=HOUR)
+    job = enqueue(
+        session, lambda: Signup(email="late"), queue="q", priority=4, tags=["a"], metadata={"m": 1}, deadline=HOUR
+    )
+    later = enqueue(session, lambda: Signup(email="late"), delay=HOUR)
     session.commit()
     row = database.job(job.id)
     assert (row.queue, row.priority, row.tags, row.metadata, row.deadline_seconds) == ("q", 4, ["a"], {"m": 1}, 3600)
@@ -207,9 +209,9 @@ def test_a_coroutine_function_is_refused_and_leaves_no_coroutine(session: Sessio
         (Signup, {}, "args"),
         (None, {}, "args"),
         ("text", {}, "args"),
-        (lambda: Signup(), {"priority": 9}, "priority"),
-        (lambda: Signup(), {"delay": 5}, "delay"),
-        (lambda: Signup(), {"unique": 5}, "unique"),
+        (lambda: Signup(email="late"), {"priority": 9}, "priority"),
+        (lambda: Signup(email="late"), {"delay": 5}, "delay"),
+        (lambda: Signup(email="late"), {"unique": 5}, "unique"),
     ],
 )
 def test_wrong_calls_are_refused_at_once(session: Session, args: Any, options: Any, field: str) -> None:
@@ -222,7 +224,7 @@ def test_wrong_calls_are_refused_at_once(session: Session, args: Any, options: A
 def test_a_late_job_may_be_unique(session: Session, database: Database) -> None:
     first = enqueue(session, Report(day=1))
     second = enqueue(session, lambda: Report(day=1), on_conflict="skip")
-    third = enqueue(session, lambda: Signup(), unique=Unique())
+    third = enqueue(session, lambda: Signup(email="late"), unique=Unique())
     session.commit()
     assert second.duplicate_of == first.id
     assert [job.id for job in database.jobs()] == [first.id, third.id]
@@ -295,7 +297,7 @@ def test_one_enqueued_as_the_transaction_ends_is_called_at_once(session: Session
 def test_the_parent_is_the_job_that_was_running_at_the_call(session: Session, database: Database) -> None:
     run_under(Parent(5, 3))
     try:
-        enqueue(session, lambda: Signup())
+        enqueue(session, lambda: Signup(email="late"))
     finally:
         run_under(None)  # type: ignore[arg-type]
     session.commit()
@@ -321,6 +323,6 @@ def test_with_begin_blocks_and_without_autoflush(world: World, database: Databas
         mine = order(session)
         enqueue(session, lambda: Charge(order_id=mine.id))
     with session.begin():
-        enqueue(session, lambda: Signup())
+        enqueue(session, lambda: Signup(email="late"))
     assert database.kinds() == ["charge", "signup"]
     assert isinstance(session.get(Job, database.jobs()[0].id), Job)

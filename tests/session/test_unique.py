@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 from sqlalchemy import event, select, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -48,7 +49,7 @@ from tests.worlds import Database, World, in_one_world, in_sync_worlds, in_two_w
 
 class Report(JobArgs, unique=Unique()):
     day: int
-    parts: list[int] = []
+    parts: list[int] = Field(default_factory=list)
 
 
 class Pending(JobArgs, unique=Unique(states={JobState.SCHEDULED, JobState.AVAILABLE, JobState.RETRYABLE})):
@@ -358,9 +359,12 @@ def test_a_rolled_back_savepoint_lets_the_key_go(session: Session, database: Dat
 
 def test_a_conflict_in_a_savepoint_is_of_that_savepoint(session: Session, database: Database) -> None:
     first = enqueue(session, Report(day=1))
-    with pytest.raises(UniqueConflict), session.begin_nested():
-        session.add(Order(note="inner"))
-        enqueue(session, Report(day=1))
+    savepoint = session.begin_nested()
+    session.add(Order(note="inner"))
+    enqueue(session, Report(day=1))
+    with pytest.raises(UniqueConflict):
+        savepoint.commit()
+    savepoint.rollback()
     session.add(Order(note="outer"))
     session.commit()
     assert database.value("SELECT note FROM app_order") == "outer"
@@ -651,7 +655,7 @@ def _running(session: Session, args: JobArgs, **options: Any) -> Job:
 
 
 ENDS: dict[str, Callable[[Session, Job], Any]] = {
-    "complete": lambda session, job: complete(session, job),
+    "complete": complete,
     "complete_many": lambda session, job: complete_many(session, [job]),
     "fail": lambda session, job: fail(session, job, "no"),
     "fail for good": lambda session, job: fail(session, job, "no", terminal=True),

@@ -163,7 +163,7 @@ def test_an_upcast_that_goes_wrong_is_a_clear_error(returned: Any, reason: str) 
 
 
 def test_a_row_that_does_not_fit_afterwards_names_the_field() -> None:
-    with pytest.raises(ValidationError, match="recipients.0"):
+    with pytest.raises(ValidationError, match=r"recipients\.0"):
         decode(Mail, {"address": 5}, 1)
 
 
