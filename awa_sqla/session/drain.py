@@ -38,7 +38,7 @@ def drain(session: Session, *, outer: bool = False) -> None:
                     entry.computed = True
             for entry in [entry for one in found for entry in one.staged]:
                 # Added again when they were expunged meanwhile, by a vetoed flush or expunge_all().
-                session.add_all(row for row in entry.missing if row not in session)
+                session.add_all(row for row in ledger.missing(session, entry.rows) if row not in session)
     finally:
         for one in found:
             one.draining = False

@@ -34,6 +34,7 @@ class Late:
     function: Callable[[], JobArgs]
     parent: Parent | None
     job: Job | ScheduledJob = field(init=False)
+    bound: bool = False
     error: Exception | None = None
 
     def __post_init__(self) -> None:
@@ -42,10 +43,12 @@ class Late:
     def bind(self) -> Job | ScheduledJob:
         """Call the callable and fill the job. Raises what it raises, and `InvalidJob` for what it returns."""
         try:
-            return rows.fill(self.job, EnqueueRequest.of(_args(self.function), self.options), self.parent)
+            rows.fill(self.job, EnqueueRequest.of(_args(self.function), self.options), self.parent)
         except Exception as exc:
             self.error = exc
             raise
+        self.bound = True
+        return self.job
 
 
 _pending: WeakKeyDictionary[SessionTransaction, list[Late]] = WeakKeyDictionary()
@@ -64,20 +67,22 @@ def wait(session: Session, late: Late) -> bool:
 def bind_all(session: Session) -> None:
     """In `before_commit`: add the jobs of every transaction that ends here, the outermost first.
 
-    One that has failed before fails again, until it is rolled back.
+    One that has failed before fails again, until it is rolled back; one that was added before, and went with a
+    savepoint that was rolled back since, is added again.
     """
     ending = ledger.ending(session)
-    while any(_pending.get(transaction) for transaction in ending):
+    while waiting := [late for late in _of(ending) if not late.bound]:
         session.flush()
-        for transaction in ending:
-            waiting = _pending.get(transaction, [])
-            while waiting:
-                if waiting[0].error is not None:
-                    raise waiting[0].error
-                job = waiting[0].bind()
-                del waiting[0]
-                session.add(job)
+        for late in waiting:
+            if late.error is not None:
+                raise late.error
+            session.add(late.bind())
+    session.add_all(job for job in ledger.missing(session, [late.job for late in _of(ending)]) if job not in session)
     _bound.update(ending)
+
+
+def _of(transactions: list[SessionTransaction]) -> list[Late]:
+    return [late for transaction in transactions for late in _pending.get(transaction, ())]
 
 
 def _args(function: Callable[[], JobArgs]) -> JobArgs:

@@ -7,6 +7,7 @@ event needed. `session.info` would outlive both.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,23 +44,14 @@ class Staged:
     def __post_init__(self) -> None:
         self.snapshot = JobSnapshot.of(self.row)
 
-    @property
-    def settled(self) -> bool:
-        """Whether everything this transition brings is in the database."""
-        return self.computed and not self.missing
-
-    @property
-    def missing(self) -> list[object]:
-        """The rows that are not in the database, and are no duplicates that were left out."""
-        return [row for row in self.rows if inspect(row).key is None and getattr(row, "duplicate_of", None) is None]
-
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """The staged transitions of one transaction, in order."""
+    """The staged transitions of one transaction, in order, and the duplicates that were left out of its flushes."""
 
     staged: list[Staged] = field(default_factory=list[Staged])
     draining: bool = False
+    left_out: set[object] = field(default_factory=set[object])
 
 
 _ledgers: WeakKeyDictionary[SessionTransaction, Ledger] = WeakKeyDictionary()
@@ -105,6 +97,24 @@ def stage(session: Session, entry: Staged) -> None:
     for row in entry.rows:
         _make_room(session, row)
     session.add_all(entry.rows)
+
+
+def leave_out(session: Session, row: object) -> None:
+    """This row is a duplicate, as far as the innermost transaction sees it; rolled back, it may be none."""
+    transaction = boundary(session)
+    if transaction is not None:
+        _ledgers.setdefault(transaction, Ledger()).left_out.add(row)
+
+
+def missing(session: Session, rows: Iterable[object]) -> list[object]:
+    """Those of `rows` that are not in the database, and are no duplicates that were left out."""
+    left_out = [ledger.left_out for ledger in unsettled(session) if ledger.left_out]
+    return [row for row in rows if inspect(row).key is None and not any(row in each for each in left_out)]
+
+
+def settled(session: Session, entry: Staged) -> bool:
+    """Whether everything that a transition brings is in the database."""
+    return entry.computed and not missing(session, entry.rows)
 
 
 def _make_room(session: Session, row: object) -> None:
@@ -183,8 +193,10 @@ def hand_over(session: Session) -> None:
     """A savepoint is being released: what it still holds is its parent's."""
     transaction = session.get_nested_transaction()
     ledger = _ledgers.pop(transaction, None) if transaction is not None else None
-    if ledger is not None and ledger.staged and transaction is not None and transaction.parent is not None:
-        _ledgers.setdefault(transaction.parent, Ledger()).staged.extend(ledger.staged)
+    if ledger is not None and transaction is not None and transaction.parent is not None:
+        parent = _ledgers.setdefault(transaction.parent, Ledger())
+        parent.staged.extend(ledger.staged)
+        parent.left_out |= ledger.left_out
 
 
 def defer_all(session: Session, *, error: str | None = None) -> None:

@@ -80,10 +80,10 @@ def _after_flush(session: Session, flush_context: object) -> None:  # noqa: ARG0
     ledger.flush_is_over(session)
     found = ledger.current(session)
     if found is not None:
-        for entry in found.staged:
-            if entry.settled:
-                rows.expire_record(session, entry.snapshot.id)
-        found.staged[:] = [entry for entry in found.staged if not entry.settled]
+        done = {entry for entry in found.staged if ledger.settled(session, entry)}
+        for entry in done:
+            rows.expire_record(session, entry.snapshot.id)
+        found.staged[:] = [entry for entry in found.staged if entry not in done]
         drain.drain(session)
 
 

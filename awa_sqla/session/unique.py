@@ -18,6 +18,7 @@ from awa_sqla.errors import FollowUpError, UniqueConflict
 from awa_sqla.models.base import JobState, jobs_id_seq
 from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, ScheduledJob
 from awa_sqla.models.records import UniqueClaim
+from awa_sqla.session import ledger
 from awa_sqla.session.target import jobs_connection
 
 Row = Job | ScheduledJob | DeadLetter
@@ -123,9 +124,10 @@ def settle_alone(session: Session, row: Row) -> None:
 def settle(session: Session, rows: Sequence[Row]) -> None:
     """Claim the keys of new rows, the first of each key first; give ids to those that have one now."""
     first: dict[bytes, Row] = {}
+    moving = _moving(session)
     for row in rows:
         assert row.unique_key is not None  # noqa: S101
-        first.setdefault(row.unique_key, row)
+        first.setdefault(row.unique_key, moving.get(row.unique_key, row))
     holders = claim_keys(session, {key: _id(row) for key, row in first.items()})
     duplicates: list[tuple[Row, int]] = []
     for row in rows:
@@ -143,20 +145,32 @@ def settle(session: Session, rows: Sequence[Row]) -> None:
         _refuse(session, refused)
     for row, holder_id in duplicates:
         row.duplicate_of = holder_id
-        if row in session:
-            session.expunge(row)
+        _drop(session, row)
+
+
+def _moving(session: Session) -> dict[bytes, Row]:
+    """The rows that are between two tables, and out of the session: they keep the keys that they had."""
+    staged = [row for found in ledger.unsettled(session) for entry in found.staged for row in entry.rows]
+    rows = [row for row in ledger.missing(session, staged) if isinstance(row, JOB_TABLES) and _claims(row)]
+    return {row.unique_key: row for row in rows if row.unique_key is not None and _moves(row)}
 
 
 def _refuse(session: Session, refused: list[tuple[Row, int]]) -> None:
     row, holder = refused[0]
     for duplicate, _ in refused:
         # A follow-up stays, and its transition with it, and so does a row that has left another table already.
-        if duplicate.origin is None and duplicate in session and not _moves(duplicate):
-            session.expunge(duplicate)
+        if duplicate.origin is None and not _moves(duplicate):
+            _drop(session, duplicate)
     conflict = UniqueConflict(holder, row.unique_key or b"", row.kind)
     if row.origin is not None:
         raise FollowUpError(*row.origin, "returned a duplicate") from conflict
     raise conflict
+
+
+def _drop(session: Session, duplicate: Row) -> None:
+    ledger.leave_out(session, duplicate)
+    if duplicate in session:
+        session.expunge(duplicate)
 
 
 def _id(row: Row) -> int | None:
