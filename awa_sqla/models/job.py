@@ -73,7 +73,10 @@ class Attempt(NamedTuple):
 class JobColumns:
     """The columns that all three tables share."""
 
-    id: Mapped[int] = mapped_column(BigInteger, server_default=jobs_id_seq.next_value(), primary_key=True)
+    # With the sequence named as the client's default too, a flush sends its new rows as one INSERT.
+    id: Mapped[int] = mapped_column(
+        BigInteger, jobs_id_seq, server_default=jobs_id_seq.next_value(), primary_key=True, autoincrement=True
+    )
     parent_id: Mapped[int | None] = mapped_column(BigInteger)
     root_id: Mapped[int | None] = mapped_column(BigInteger)
     run_lease: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))

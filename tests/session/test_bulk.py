@@ -75,7 +75,6 @@ REQUESTS: dict[str, EnqueueRequest] = {
 }
 
 
-@pytest.mark.case(38)
 def test_both_roads_make_the_same_rows(session: Session, database: Database) -> None:
     options = [name for name in EnqueueRequest.__dataclass_fields__ if name != "args"]
     for request in REQUESTS.values():
