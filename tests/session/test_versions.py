@@ -147,7 +147,7 @@ def test_a_row_of_a_newer_version_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("returned", "reason"),
-    [(None, "returned a NoneType, not a dict"), ([], "not a dict"), (KeyError("to"), "raised KeyError: 'to'")],
+    [(None, "returned a NoneType, not a dict"), ([], "not a dict"), (KeyError("to"), "failed: KeyError: 'to'")],
 )
 def test_an_upcast_that_goes_wrong_is_a_clear_error(returned: Any, reason: str) -> None:
     class Broken(JobArgs, version=2):
