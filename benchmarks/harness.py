@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
-from benchmarks.adapters.common import Board
+from benchmarks.adapters.common import Board, peak_mb
 from benchmarks.environments import CHECKOUT, HOME, PEERS
 
 Figures = dict[str, float]
@@ -63,9 +63,14 @@ class Harness:
         self._admin.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
         self._scratch = HOME / "scratch"
         self._scratch.mkdir(parents=True, exist_ok=True)
+        #: What each peer says of itself; those that cannot be set up are in `skipped`, with the reason.
         self.about: dict[str, dict[str, Any]] = {}
+        self.skipped: dict[str, str] = {}
         for peer in peers:
-            self._make_template(peer)
+            try:
+                self._make_template(peer)
+            except (PeerError, subprocess.TimeoutExpired) as exc:
+                self.skipped[peer] = str(exc).strip().splitlines()[-1]
 
     @property
     def server_version(self) -> str:
@@ -83,7 +88,9 @@ class Harness:
         name = f"bench_template_{peer}"
         self._drop(name)
         self._admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        self.command(peer, "setup", self.dsn(name))
+        lacking = self.command(peer, "setup", self.dsn(name)).get("unsupported")
+        if lacking:
+            raise PeerError(lacking)
         with psycopg.connect(self.dsn(name), autocommit=True) as own:
             own.execute("CREATE TABLE IF NOT EXISTS app_users (id serial PRIMARY KEY, email text NOT NULL)")
             own.execute("VACUUM ANALYZE")
@@ -181,7 +188,7 @@ class Harness:
                 end=time.monotonic_ns(),
                 begun=board.begun,
                 cpu_seconds=_cpu_seconds(process.pid) - cpu_before,
-                peak_mb=_peak_mb(process.pid),
+                peak_mb=peak_mb(process.pid),
                 polls=polls,
             )
 
@@ -206,7 +213,7 @@ class Harness:
 
     def close(self) -> None:
         """Drop what was made and leave."""
-        for peer in self.about:
+        for peer in [*self.about, *self.skipped]:
             self._drop(f"bench_run_{peer}")
             self._drop(f"bench_template_{peer}")
         self._admin.close()
@@ -237,12 +244,3 @@ def _cpu_seconds(pid: int) -> float:
         return 0.0
     fields = stat.read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _peak_mb(pid: int) -> float:
-    """The largest resident set a process had; 0 where there is no /proc."""
-    status = Path(f"/proc/{pid}/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 1024
-    return 0.0

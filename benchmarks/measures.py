@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from benchmarks.harness import Figures, Harness
+from benchmarks.harness import Figures, Harness, PeerError
 
 WARM_UP = 20
 
@@ -63,6 +63,18 @@ def _sent(command: str) -> Callable[[Harness, str, int], Figures]:
     return take
 
 
+def bulk(harness: Harness, peer: str, jobs: int) -> Figures:
+    """All jobs in one call and one transaction, the first of its process, on a connection that is open."""
+    database = _fresh(harness, peer, "enqueue_many")
+    before = harness.read(database)
+    found = harness.command(peer, "enqueue_many", harness.dsn(database), n=jobs)
+    costs = harness.spent(database, before, jobs)
+    stored = harness.count(database, harness.about[peer]["remaining_sql"])
+    if stored != jobs:
+        raise PeerError(f"{stored} of {jobs} jobs are stored")
+    return {"rate": jobs / found["total_s"], "peak_mb": found["peak_mb"], **costs}
+
+
 def drained(harness: Harness, peer: str, jobs: int) -> Figures:
     """A backlog of no-op jobs through one worker process, from its start to the last stored completion."""
     database = _fresh(harness, peer, "enqueue_many", "drain")
@@ -104,6 +116,13 @@ MEASURES: dict[str, Measure] = {
         _sent("enqueue_one"),
         {"rate": "jobs/s", **_TIMES, **_COSTS},
         [Goal("rate", "ratio", "sqlalchemy", at_least=0.85)],
+    ),
+    "b": Measure(
+        "(b) bulk enqueue, one call, one transaction",
+        20_000,
+        bulk,
+        {"rate": "jobs/s", "peak_mb": "peak RSS MB", **_COSTS},
+        [Goal("rate", "ratio", "raw", at_least=0.5), Goal("rate", "ratio", "awa_pg", at_least=1.8)],
     ),
     "c": Measure(
         "(c) a row of the app and a job in the user's session, one commit",

@@ -139,5 +139,8 @@ def markdown(results: Mapping[str, Any]) -> str:
         measure = MEASURES[key]
         lines += ["", f"### {measure.title} ({about['jobs'][key]:,} jobs)", "", table(measure, rounds)]
         lines += ["", *goals(measure, rounds)]
-    lines += ["", *(f"- failed: {error}" for error in results["errors"])]
+        if missing := results["not_measured"][key]:
+            lines.append(f"- not measured here: {', '.join(PEERS[peer].title for peer in missing)}")
+    lines += ["", *(f"- skipped: {PEERS[peer].title}: {reason}" for peer, reason in results["skipped"].items())]
+    lines += [f"- failed: {error}" for error in results["errors"]]
     return "\n".join(lines).rstrip() + "\n"

@@ -65,13 +65,14 @@ def measure(harness: Harness, given: argparse.Namespace) -> dict[str, Any]:
     """All rounds: in each, every measure, and in each of those, every peer in turn."""
     jobs = {key: min(MEASURES[key].jobs, given.jobs or MEASURES[key].jobs) for key in given.measures}
     figures: dict[str, dict[str, list[Figures | None]]] = {
-        key: {peer: [] for peer in given.peers} for key in given.measures
+        key: {peer: [] for peer in harness.about} for key in given.measures
     }
     errors: list[str] = []
+    not_measured: dict[str, list[str]] = {key: [] for key in given.measures}
     load = os.getloadavg()[0]
     for turn in range(given.rounds):
         for key in given.measures:
-            for peer in given.peers:
+            for peer in harness.about:
                 start = time.monotonic()
                 found: Figures | None = None
                 try:
@@ -79,6 +80,7 @@ def measure(harness: Harness, given: argparse.Namespace) -> dict[str, Any]:
                     said = f"{found['rate']:,.0f}/s"
                 except NotOfferedError:
                     said = "not offered"
+                    not_measured[key] = sorted({*not_measured[key], peer}, key=given.peers.index)
                 except Exception as exc:  # noqa: BLE001 - one peer's trouble is not the others'
                     said = f"{type(exc).__name__}: {exc}"
                     errors.append(f"round {turn + 1}, ({key}), {peer}: {said}")
@@ -94,17 +96,18 @@ def measure(harness: Harness, given: argparse.Namespace) -> dict[str, Any]:
         "jobs": jobs,
         "peers": harness.about,
     }
-    return {"about": about, "figures": figures, "errors": errors}
+    return {"about": about, "figures": figures, "errors": errors, "not_measured": not_measured}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure, print, write; 1 when something of ours failed to run."""
     given = parsed(arguments)
-    prepare(given.peers)
+    skipped = prepare(given.peers)
     with server() as url:
-        harness = Harness(url, given.peers)
+        harness = Harness(url, [peer for peer in given.peers if peer not in skipped])
         try:
-            results = measure(harness, given)
+            skipped |= harness.skipped
+            results = {**measure(harness, given), "skipped": skipped}
         finally:
             harness.close()
     text = markdown(results)
@@ -113,7 +116,7 @@ def main(arguments: Sequence[str]) -> int:
         given.markdown.write_text(text)
     if given.json:
         given.json.write_text(json.dumps(results, indent=1) + "\n")
-    return int(any(f", {OURS}: " in error for error in results["errors"]))
+    return int(OURS in skipped or any(f", {OURS}: " in error for error in results["errors"]))
 
 
 if __name__ == "__main__":

@@ -8,18 +8,32 @@ triggers of the job tables keep the claims true afterwards, whatever moves or de
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, LargeBinary, bindparam, column, delete, false, func, inspect, select, true, tuple_
-from sqlalchemy.dialects.postgresql import ARRAY, insert
+from sqlalchemy import (
+    BigInteger,
+    LargeBinary,
+    TextClause,
+    bindparam,
+    column,
+    delete,
+    func,
+    inspect,
+    select,
+    text,
+    tuple_,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import InstanceState, Session
 
 from awa_sqla.errors import FollowUpError, UniqueConflict
-from awa_sqla.models.base import JobState, jobs_id_seq
+from awa_sqla.models.base import JobState
 from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, ScheduledJob
 from awa_sqla.models.records import UniqueClaim
+from awa_sqla.schema.objects import quoted
 from awa_sqla.session import ledger
-from awa_sqla.session.target import jobs_connection
+from awa_sqla.session.target import jobs_connection, schema_of
 
 Row = Job | ScheduledJob | DeadLetter
 
@@ -31,34 +45,21 @@ class Holder(NamedTuple):
     fresh: bool
 
 
-_keys = bindparam("keys", type_=ARRAY(LargeBinary))
+_BINDS = (bindparam("keys", type_=ARRAY(LargeBinary)), bindparam("ids", type_=ARRAY(BigInteger)))
+
+
+@cache
+def _claim(schema: str) -> TextClause:
+    """(key, job, taken just now) of keys. Of one that somebody else claimed meanwhile it knows nothing: ask again."""
+    function = f"{quoted(schema)}.claim_keys"
+    return text(f"SELECT unique_key, job_id, fresh FROM {function}(:keys, :ids)").bindparams(*_BINDS)  # noqa: S608
+
+
 _wanted = (
-    func.unnest(_keys, bindparam("ids", type_=ARRAY(BigInteger)))
+    func.unnest(*_BINDS)
     .table_valued(column("unique_key", LargeBinary), column("job_id", BigInteger), name="wanted")
     .render_derived()
 )
-_held = select(UniqueClaim.job_id).where(UniqueClaim.unique_key == _wanted.c.unique_key).exists()
-
-# In the order of the keys: two flushes that want the same keys cannot wait for each other. Keys that are visibly taken
-# are not tried, so that a duplicate costs no id.
-_taken = (
-    insert(UniqueClaim)
-    .from_select(
-        ["unique_key", "job_id"],
-        select(_wanted.c.unique_key, func.coalesce(_wanted.c.job_id, jobs_id_seq.next_value()))
-        .where(~_held)
-        .order_by(_wanted.c.unique_key),
-    )
-    .on_conflict_do_nothing()
-    .returning(UniqueClaim.unique_key, UniqueClaim.job_id)
-    .cte("taken")
-)
-
-#: (key, job, taken just now). Of a key that somebody else claimed meanwhile it knows nothing: ask again.
-_CLAIM = select(_taken.c.unique_key, _taken.c.job_id, true()).union_all(
-    select(UniqueClaim.unique_key, UniqueClaim.job_id, false()).where(UniqueClaim.unique_key == func.any(_keys))
-)
-
 _GIVE_BACK = delete(UniqueClaim).where(
     tuple_(UniqueClaim.unique_key, UniqueClaim.job_id).in_(select(_wanted.c.unique_key, _wanted.c.job_id))
 )
@@ -70,11 +71,11 @@ def claim_keys(session: Session, wanted: Mapping[bytes, int | None]) -> dict[byt
     Waits for other transactions that have claimed one of them and are still open. One statement, and another one for
     each time that such a transaction commits.
     """
-    connection = jobs_connection(session)
+    connection, claim = jobs_connection(session), _claim(schema_of(session))
     found: dict[bytes, Holder] = {}
     while missing := [key for key in wanted if key not in found]:
         parameters = {"keys": missing, "ids": [wanted[key] for key in missing]}
-        rows = connection.execute(_CLAIM, parameters)
+        rows = connection.execute(claim, parameters)
         found |= {bytes(key): Holder(job_id, fresh) for key, job_id, fresh in rows}
     return found
 

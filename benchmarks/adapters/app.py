@@ -27,3 +27,10 @@ def url(dsn: str, driver: str = "psycopg") -> str:
 def engine(dsn: str) -> Engine:
     """An engine on psycopg, as it comes."""
     return create_engine(url(dsn))
+
+
+def connected(dsn: str) -> Engine:
+    """The same, with a connection in its pool: most peers connect before they are asked for anything."""
+    own = engine(dsn)
+    own.connect().close()
+    return own

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from sqlalchemy.orm import sessionmaker
 
-from awa_sqla import Awa, JobArgs, JobContext, QueueConfig, enqueue, schema
-from benchmarks.adapters.app import User, engine, url
+from awa_sqla import Awa, JobArgs, JobContext, QueueConfig, Unique, enqueue, enqueue_many, schema
+from benchmarks.adapters.app import User, connected, engine, url
 from benchmarks.adapters.common import Adapter, Handler, Payload, Send, SendMany, setting, stop_event
 
 CONCURRENCY = setting("BENCH_CONCURRENCY", 1000)
@@ -25,20 +25,32 @@ class SendEmail(JobArgs):
     email: str
 
 
-class AwaSQLA(Adapter):
-    """One worker; result rows stay."""
+class SendOnce(JobArgs, unique=Unique()):
+    """The same, refused while one with the same arguments waits or runs."""
+
+    user_id: int
+    email: str
+
+
+class Installed(Adapter):
+    """The tables."""
 
     distributions = ("awa-sqla", "sqlalchemy", "psycopg", "pydantic")
-    preload = ("awa_sqla", DRIVER, *(("uvloop",) if UVLOOP else ()))
     remaining = "SELECT count(*) FROM awa.jobs_hot WHERE state IN ('available', 'running')"
-    kept = "SELECT count(*) FROM awa.jobs_hot WHERE state = 'completed'"
-    uvloop = UVLOOP
 
     def setup(self, dsn: str) -> None:
         own = engine(dsn)
         with own.begin() as connection:
             schema.create_all(connection)
         own.dispose()
+
+
+class AwaSQLA(Installed):
+    """One worker; result rows stay."""
+
+    preload = ("awa_sqla", DRIVER, *(("uvloop",) if UVLOOP else ()))
+    kept = "SELECT count(*) FROM awa.jobs_hot WHERE state = 'completed'"
+    uvloop = UVLOOP
 
     @contextmanager
     def enqueue_one(self, dsn: str) -> Iterator[Send]:
@@ -54,13 +66,12 @@ class AwaSQLA(Adapter):
 
     @contextmanager
     def enqueue_many(self, dsn: str) -> Iterator[SendMany]:
-        own = engine(dsn)
+        own = connected(dsn)
         maker = sessionmaker(own)
 
         def send(items: list[Payload]) -> None:
             with maker.begin() as session:
-                for item in items:
-                    enqueue(session, SendEmail(**item))
+                enqueue_many(session, [SendEmail(**item) for item in items])
 
         yield send
         own.dispose()
@@ -88,3 +99,19 @@ class AwaSQLA(Adapter):
 
         async with awa.worker(url(dsn, DRIVER), claim_batch=BATCH):
             await told.wait()
+
+
+class UniqueJobs(Installed):
+    """What uniqueness costs."""
+
+    @contextmanager
+    def enqueue_many(self, dsn: str) -> Iterator[SendMany]:
+        own = connected(dsn)
+        maker = sessionmaker(own)
+
+        def send(items: list[Payload]) -> None:
+            with maker.begin() as session:
+                enqueue_many(session, [SendOnce(**item) for item in items])
+
+        yield send
+        own.dispose()

@@ -59,14 +59,14 @@ class Adapter:
     uvloop = False
 
     def setup(self, dsn: str) -> Awaitable[None] | None:
-        """Install the peer's tables in an empty database."""
+        """Install the peer's tables in an empty database. Raises `UnsupportedError` where that is impossible."""
 
     def enqueue_one(self, dsn: str) -> Opened:  # noqa: ARG002
         """Gives `send(payload)`: one committed job."""
         raise UnsupportedError("no jobs")
 
     def enqueue_many(self, dsn: str) -> Opened:  # noqa: ARG002
-        """Gives `send(payloads)`: the peer's best way to add many."""
+        """Gives `send(payloads)`: the peer's fastest call for many, in one transaction where it has that, connected."""
         raise UnsupportedError("no jobs")
 
     def enqueue_in_session(self, dsn: str) -> Opened:  # noqa: ARG002
@@ -231,7 +231,7 @@ def _enqueue(adapter: Adapter, given: argparse.Namespace) -> dict[str, Any]:
 def _enqueue_many(adapter: Adapter, given: argparse.Namespace) -> dict[str, Any]:
     items = [payload(number) for number in range(given.base, given.base + given.n)]
     ((start, end),) = timed(adapter, adapter.enqueue_many(given.dsn), [items])
-    return {"total_s": (end - start) / 1e9}
+    return {"total_s": (end - start) / 1e9, "peak_mb": peak_mb()}
 
 
 def _work(adapter: Adapter, given: argparse.Namespace) -> dict[str, Any]:
@@ -268,6 +268,15 @@ COMMANDS: dict[str, Callable[[Adapter, argparse.Namespace], dict[str, Any]]] = {
     "latency": _work,
     "meta": _about,
 }
+
+
+def peak_mb(pid: int | str = "self") -> float:
+    """The largest resident set a process had, in MB; 0 where there is no /proc."""
+    status = Path(f"/proc/{pid}/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 1024
+    return 0.0
 
 
 def setting(name: str, default: int) -> int:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks.adapters.common import Adapter, Board, payload
+from benchmarks import environments
+from benchmarks.adapters.common import Adapter, Board, Payload, UnsupportedError, payload, peak_mb
 from benchmarks.adapters.common import main as run_adapter
-from benchmarks.environments import PEERS
-from benchmarks.measures import MEASURES, Goal
+from benchmarks.environments import PEERS, Peer, prepare
+from benchmarks.harness import PeerError
+from benchmarks.measures import MEASURES, Goal, NotOfferedError, bulk
 from benchmarks.report import goals, markdown, number, ratio, spread, table, value, verdict
 from benchmarks.run import parsed
 
@@ -20,9 +27,10 @@ ROUNDS: dict[str, list[dict[str, float] | None]] = {
 }
 
 
-def results(**errors: Any) -> dict[str, Any]:
+def results(**others: Any) -> dict[str, Any]:
     about = {"when": "today", "postgresql": "18.6", "cores": 2, "load": [0.5, 1.5], "rounds": 2, "jobs": {"c": 2000}}
-    return {"about": about, "figures": {"c": ROUNDS}, "errors": [], **errors}
+    found = {"about": about, "figures": {"c": ROUNDS}, "errors": [], "skipped": {}, "not_measured": {"c": []}}
+    return found | others
 
 
 # ------------------------------------------------------------------- figures
@@ -125,6 +133,12 @@ def test_the_report_says_when_and_where_and_what_failed():
     assert text.endswith("- failed: round 1, (c), raw: PeerError: gone\n")
 
 
+def test_the_report_says_which_peers_are_missing_and_why():
+    text = markdown(results(skipped={"oban": "too new"}, not_measured={"c": ["awa_pg", "chancy"]}))
+    assert "- not measured here: awa-pg, chancy\n" in text
+    assert text.endswith("\n- skipped: oban: too new\n")
+
+
 # -------------------------------------------------------------- command line
 
 
@@ -147,7 +161,102 @@ def test_nonsense_is_refused_by_name(wrong, capsys):
     assert wrong[0] in capsys.readouterr().err
 
 
+# -------------------------------------------------------------- environments
+
+
+@pytest.fixture
+def home(monkeypatch, tmp_path):
+    monkeypatch.setattr(environments, "HOME", tmp_path)
+    return tmp_path
+
+
+def test_an_environment_that_is_there_is_not_made_again(home, monkeypatch):
+    monkeypatch.setitem(PEERS, "raw", Peer("raw", "no:Thing", "made", ("one", "two"), oldest=(9, 0)))
+    (home / "venvs" / "made").mkdir(parents=True)
+    (home / "venvs" / "made" / "packages.txt").write_text("one\ntwo")
+    assert prepare(["raw"]) == {}
+
+
+def test_a_peer_without_a_python_that_is_new_enough_is_skipped_with_the_reason(home, monkeypatch):
+    monkeypatch.setitem(PEERS, "oban", Peer("oban", "no:Thing", "oban", ("oban",), oldest=(9, 0)))
+    assert prepare(["oban"]) == {"oban": "needs Python 9.0 or newer, and the PATH has none"}
+    assert not (home / "venvs").exists()
+
+
+def test_a_peer_that_cannot_be_installed_is_skipped_with_the_reason(home, monkeypatch):
+    def run(argv: list[Any], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(argv, int("pip" in argv), stderr="WARNING: hm\nERROR: no such thing\n")
+
+    monkeypatch.setattr(environments, "subprocess", SimpleNamespace(run=run, PIPE=subprocess.PIPE))
+    assert prepare(["awa_sqla", "awa_sqla_unique"]) == dict.fromkeys(
+        ["awa_sqla", "awa_sqla_unique"], "ERROR: no such thing"
+    )
+    assert not (home / "venvs").exists()
+
+
+# ------------------------------------------------------------------ measures
+
+
+class Told:
+    """A harness whose peer stores so many jobs."""
+
+    def __init__(self, stored: int, *offers: str) -> None:
+        self.about = {"raw": {"offers": offers, "remaining_sql": "how many"}}
+        self.stored = stored
+
+    def fresh(self, peer: str) -> str:
+        return f"bench_run_{peer}"
+
+    def read(self, database: str) -> None:
+        """Nothing is counted."""
+
+    def dsn(self, database: str) -> str:
+        return database
+
+    def command(self, peer: str, command: str, dsn: str, **options: Any) -> dict[str, float]:
+        assert (command, dsn, options) == ("enqueue_many", "bench_run_raw", {"n": 100})
+        return {"total_s": 0.5, "peak_mb": 40.0}
+
+    def spent(self, database: str, before: None, jobs: int) -> dict[str, float]:
+        return {"statements": 10 / jobs}
+
+    def count(self, database: str, query: str) -> int:
+        assert query == "how many"
+        return self.stored
+
+
+def test_a_bulk_call_has_a_rate_and_its_costs_for_each_job():
+    harness: Any = Told(100, "enqueue_many")
+    assert bulk(harness, "raw", 100) == {"rate": 200.0, "peak_mb": 40.0, "statements": 0.1}
+
+
+def test_jobs_that_a_bulk_call_did_not_store_are_an_error():
+    harness: Any = Told(99, "enqueue_many")
+    with pytest.raises(PeerError, match="99 of 100 jobs"):
+        bulk(harness, "raw", 100)
+
+
+def test_a_peer_without_a_bulk_call_is_not_measured():
+    harness: Any = Told(100, "enqueue_one")
+    with pytest.raises(NotOfferedError, match="enqueue_many"):
+        bulk(harness, "raw", 100)
+
+
 # ------------------------------------------------------------------ adapters
+
+
+class Bulk(Adapter):
+    """Notes what each call was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Payload]] = []
+
+    def setup(self, dsn: str) -> None:
+        raise UnsupportedError(f"no tables in {dsn}")
+
+    @contextmanager
+    def enqueue_many(self, dsn: str) -> Iterator[Any]:
+        yield self.calls.append
 
 
 def test_the_payload_is_about_sixty_bytes():
@@ -166,6 +275,27 @@ def test_an_adapter_says_what_it_offers(capsys):
 def test_what_an_adapter_lacks_is_said_and_not_raised(capsys):
     run_adapter(Adapter(), ["enqueue_many", "--n", "1"])
     assert capsys.readouterr().out == '{"unsupported": "no jobs"}'
+
+
+def test_many_jobs_are_one_call(capsys):
+    adapter = Bulk()
+    run_adapter(adapter, ["enqueue_many", "--n", "2", "--base", "7"])
+    assert adapter.calls == [[payload(7), payload(8)]]
+    found = json.loads(capsys.readouterr().out)
+    assert found["total_s"] > 0
+    assert found["peak_mb"] == pytest.approx(peak_mb(), rel=0.5)
+
+
+def test_tables_that_cannot_be_made_are_said_and_not_raised(capsys):
+    run_adapter(Bulk(), ["setup", "--dsn", "here"])
+    assert capsys.readouterr().out == '{"unsupported": "no tables in here"}'
+
+
+def test_every_adapter_is_a_class_of_a_module_that_is_there():
+    for peer in PEERS.values():
+        module, _, name = peer.adapter.partition(":")
+        source = environments.CHECKOUT.joinpath(*module.split(".")).with_suffix(".py").read_text()
+        assert f"class {name}(" in source
 
 
 def test_a_handler_leaves_its_mark_on_the_board(tmp_path):

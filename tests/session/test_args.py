@@ -264,8 +264,8 @@ class Loose(JobArgs):
         pytest.param({"line": FinerLine(discount=3)}, "args.line", id="subclass"),
         pytest.param({"lines": (Line(), FinerLine())}, "args.lines[1]", id="subclass in a list"),
         pytest.param({"note": "kept out of the dump"}, "args.note", id="excluded field"),
-        pytest.param({"value": b"\xff"}, "args", id="bytes that are no text"),
-        pytest.param({"value": object()}, "args", id="no JSON at all"),
+        pytest.param({"value": b"\xff"}, "args.value", id="bytes that are no text"),
+        pytest.param({"value": object()}, "args.value", id="no JSON at all"),
         pytest.param({"value": 10**5000}, "args.value", id="more digits than JSON readers take"),
     ],
 )

@@ -233,7 +233,7 @@ def test_one_statement_claims_all_keys_of_a_flush(world: World, session: Session
     session.connection()
     with world.counting() as sent:
         session.flush()
-    assert [statement[:10] for statement in sent] == ["WITH taken", "INSERT INT", "INSERT INT"]
+    assert [statement[:10] for statement in sent] == ["SELECT uni", "INSERT INT", "INSERT INT"]
     with world.counting() as sent:
         enqueue(session, Signup())
         session.flush()
@@ -907,3 +907,32 @@ def test_a_raw_row_with_a_key_goes_through_the_same_flush(session: Session, data
     session.commit()
     assert holders(database) == [row.id]
     assert session.scalars(select(Job.id)).all() == [row.id]
+
+
+class Tagged(JobArgs, unique=Unique()):
+    words: frozenset[str]
+    pairs: dict[str, set[int]] = Field(default_factory=dict)
+    nested: list[set[str]] = Field(default_factory=list)
+
+
+@pytest.mark.case(48)
+def test_a_set_is_stored_in_order_whatever_the_hash_seed() -> None:
+    code = (
+        "from tests.session.test_unique import Tagged; from awa_sqla.stored import dump; import json\n"
+        "words = frozenset(['b', 'a', 'd', 'c'])\n"
+        "print(json.dumps(dump(Tagged(words=words, pairs={'x': {3, 1, 2}}, nested=[set(words), {'z'}]))))"
+    )
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    words = ["a", "b", "c", "d"]
+    assert [json.loads(text) for text in made] == [
+        {"words": words, "pairs": {"x": [1, 2, 3]}, "nested": [words, ["z"]]}
+    ]

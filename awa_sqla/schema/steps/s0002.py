@@ -61,7 +61,31 @@ LANGUAGE sql STABLE AS $body$
     )
 $body$""",
     """\
-CREATE FUNCTION {schema}.sync_claims() RETURNS trigger LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {schema}.claim_keys(keys bytea[], ids bigint[])
+RETURNS TABLE (unique_key bytea, job_id bigint, fresh boolean)
+LANGUAGE plpgsql SET enable_seqscan TO off AS $body$
+#variable_conflict use_column
+BEGIN
+    -- In the order of the keys: two that want the same ones cannot wait for each other. Keys that are visibly taken
+    -- are not tried: a duplicate costs no id, and does not wait for a holder that somebody is finishing.
+    RETURN QUERY WITH wanted AS MATERIALIZED (
+        SELECT given.key, given.id, (
+            SELECT claim.job_id FROM {schema}.job_unique_claims AS claim WHERE claim.unique_key = given.key
+        ) AS holder
+        FROM ROWS FROM (pg_catalog.unnest(keys), pg_catalog.unnest(ids)) AS given (key, id)
+    ), taken AS (
+        INSERT INTO {schema}.job_unique_claims (unique_key, job_id)
+        SELECT wanted.key, coalesce(wanted.id, pg_catalog.nextval('{schema}.jobs_id_seq'))
+        FROM wanted WHERE wanted.holder IS NULL ORDER BY wanted.key
+        ON CONFLICT DO NOTHING
+        RETURNING unique_key, job_id
+    )
+    SELECT taken.unique_key, taken.job_id, true FROM taken
+    UNION ALL SELECT wanted.key, wanted.holder, false FROM wanted WHERE wanted.holder IS NOT NULL;
+END
+$body$""",
+    """\
+CREATE FUNCTION {schema}.sync_claims() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan TO off AS $body$
 DECLARE
     held boolean := TG_OP IN ('UPDATE', 'DELETE') AND OLD.unique_key IS NOT NULL
         AND {schema}.in_unique_state(OLD.state, OLD.unique_states);
@@ -98,7 +122,7 @@ BEGIN
 END
 $body$""",
     """\
-CREATE FUNCTION {schema}.drop_idle_claim() RETURNS trigger LANGUAGE plpgsql AS $body$
+CREATE FUNCTION {schema}.drop_idle_claim() RETURNS trigger LANGUAGE plpgsql SET enable_seqscan TO off AS $body$
 BEGIN
     -- Nearly always it is there; the view over all tables would take four times as long to say so.
     IF NOT EXISTS (
@@ -183,6 +207,7 @@ DOWN = (
     "DROP TABLE {schema}.job_unique_claims",
     "DROP FUNCTION {schema}.drop_idle_claim()",
     "DROP FUNCTION {schema}.sync_claims()",
+    "DROP FUNCTION {schema}.claim_keys(bytea[], bigint[])",
     "DROP FUNCTION {schema}.holds_claim(bigint, bytea)",
     "DROP FUNCTION {schema}.in_unique_state(text, smallint)",
     "DROP INDEX {schema}.ix_scheduled_jobs_claiming",
