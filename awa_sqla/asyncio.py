@@ -130,7 +130,11 @@ async def lineage(session: AnyAsyncSession, job_or_id: cancelling.Cancellable, /
 
 
 async def register_callback(
-    session: AnyAsyncSession, job: Job | Attempt, /, *, timeout: timedelta = callbacks.HOUR
+    session: AnyAsyncSession,
+    job: Job | Attempt,
+    /,
+    *,
+    timeout: timedelta = callbacks.HOUR,  # noqa: ASYNC109 - not of the coroutine
 ) -> CallbackToken:
     """See `awa_sqla.register_callback`."""
     target = async_session(session, "register_callback")
@@ -174,7 +178,13 @@ async def retry_external(session: AnyAsyncSession, callback_id: UUID | str, /, *
     return await target.run_sync(callbacks.retry_external, callback_id, run_lease=run_lease)
 
 
-async def heartbeat_callback(session: AnyAsyncSession, callback_id: UUID | str, /, *, timeout: timedelta) -> Job:
+async def heartbeat_callback(
+    session: AnyAsyncSession,
+    callback_id: UUID | str,
+    /,
+    *,
+    timeout: timedelta,  # noqa: ASYNC109 - not of the coroutine
+) -> Job:
     """See `awa_sqla.heartbeat_callback`."""
     target = async_session(session, "heartbeat_callback")
     return await target.run_sync(callbacks.heartbeat_callback, callback_id, timeout=timeout)

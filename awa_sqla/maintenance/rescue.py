@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Integer, Text, bindparam, case, func, inspect, literal_column, or_, select
+from sqlalchemy import Integer, Text, bindparam, case, inspect, literal_column, or_, select
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Generator, Mapping
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from awa_sqla.args import JobArgs
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.models.job import Attempt
 from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.worker.claimed import Claimed
-from awa_sqla.worker.clerk import Clerk
 
 T = TypeVar("T")
 A_co = TypeVar("A_co", bound=JobArgs, covariant=True)
+
+
+class Clerk(Protocol):
+    """The worker's own short transactions, as a context sees them."""
+
+    async def set_progress(
+        self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
+    ) -> dict[str, Any]: ...
+
+    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken: ...  # noqa: ASYNC109
 
 
 class _Done(Awaitable[T]):

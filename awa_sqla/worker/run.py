@@ -23,8 +23,7 @@ from awa_sqla.session.lineage import Parent, run_under
 from awa_sqla.session.results import checked_result
 from awa_sqla.stored import decode_json, misfit
 from awa_sqla.worker.claimed import Claimed
-from awa_sqla.worker.clerk import Clerk
-from awa_sqla.worker.context import JobContext
+from awa_sqla.worker.context import Clerk, JobContext
 from awa_sqla.worker.outcomes import (
     Cancel,
     Done,

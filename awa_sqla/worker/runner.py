@@ -13,29 +13,25 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Self
 
 from pydantic import ValidationError
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import sessionmaker
 
-from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
-from awa_sqla.session import catalogue, verbs
+from awa_sqla.session import catalogue
 from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
-from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
+from awa_sqla.worker.books import Books
 from awa_sqla.worker.claimed import Claimed
-from awa_sqla.worker.clerk import Clerk
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
 from awa_sqla.worker.engines import Engines, Given
@@ -116,7 +112,7 @@ class Worker:
         await self._engines.check()
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
-        self._clerk = Clerk(self._maker)
+        self._books = Books(self._maker)
         self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
         self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._prepare_bodies()
@@ -250,7 +246,7 @@ class Worker:
             self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
             return PutBack(UNKNOWN)
         try:
-            context = run.context(self._clerk, self._state, None if task.is_async else self._loop)
+            context = run.context(self._books, self._state, None if task.is_async else self._loop)
         except ValidationError as exc:
             return running.undecodable(exc)
         except Exception as exc:  # noqa: BLE001 - a validator of the app may raise anything

@@ -24,7 +24,7 @@ T = TypeVar("T")
 _LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '2s'")
 
 
-class Clerk:
+class Books:
     """Writes for `JobContext`."""
 
     def __init__(self, maker: async_sessionmaker[AsyncSession]) -> None:
@@ -41,7 +41,7 @@ class Clerk:
 
         return await self._write(work, "progress is written")
 
-    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken:
+    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken:  # noqa: ASYNC109
         """Register a callback; its token is durable when this returns."""
         return await self._write(
             lambda session: register_callback(session, attempt, timeout=timeout), "a callback is registered"
