@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 
-from sqlalchemy import text
+from sqlalchemy import Text, bindparam, func, literal_column, select, true
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -22,7 +22,10 @@ from awa_sqla.session.unique import comes_in, reenter
 log = logging.getLogger("awa_sqla.maintenance")
 
 #: A sweep cannot wait for the transaction of whoever has claimed the key.
-_PATIENCE = text("SET LOCAL lock_timeout = '250ms'")
+PATIENCE = "250ms"
+_TIMEOUT = literal_column("'lock_timeout'", Text)
+_GET = select(func.current_setting(_TIMEOUT))
+_SET = select(func.set_config(_TIMEOUT, bindparam("timeout", type_=Text), true()))
 
 
 def may_come_in(session: Session, job: Job | ScheduledJob, state: JobState) -> bool:
@@ -36,8 +39,10 @@ def may_come_in(session: Session, job: Job | ScheduledJob, state: JobState) -> b
     job_id = job.id
     try:
         with session.begin_nested():
-            session.execute(_PATIENCE)
+            before = session.scalar(_GET)
+            session.execute(_SET, {"timeout": PATIENCE})
             reenter(session, job, state)
+            session.execute(_SET, {"timeout": before})  # a savepoint that is rolled back does it by itself
     except UniqueConflict as exc:
         log.warning("job %s is cancelled: it became a duplicate of job %s", job_id, exc.existing_id)
         cancel_row(session, job_id, f"duplicate of job {exc.existing_id}", defer=True)

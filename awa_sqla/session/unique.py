@@ -50,7 +50,7 @@ _BINDS = (bindparam("keys", type_=ARRAY(LargeBinary)), bindparam("ids", type_=AR
 
 @cache
 def _claim(schema: str) -> TextClause:
-    """(key, job, taken just now) of keys. Of one that somebody else claimed meanwhile it knows nothing: ask again."""
+    """(key, job, taken just now) of each key."""
     function = f"{quoted(schema)}.claim_keys"
     return text(f"SELECT unique_key, job_id, fresh FROM {function}(:keys, :ids)").bindparams(*_BINDS)  # noqa: S608
 
@@ -68,16 +68,11 @@ _GIVE_BACK = delete(UniqueClaim).where(
 def claim_keys(session: Session, wanted: Mapping[bytes, int | None]) -> dict[bytes, Holder]:
     """Claim keys for jobs with these ids, or with new ones (None), and say who holds each now.
 
-    Waits for other transactions that have claimed one of them and are still open. One statement, and another one for
-    each time that such a transaction commits.
+    Waits for other transactions that have claimed one of them and are still open. One statement.
     """
-    connection, claim = jobs_connection(session), _claim(schema_of(session))
-    found: dict[bytes, Holder] = {}
-    while missing := [key for key in wanted if key not in found]:
-        parameters = {"keys": missing, "ids": [wanted[key] for key in missing]}
-        rows = connection.execute(claim, parameters)
-        found |= {bytes(key): Holder(job_id, fresh) for key, job_id, fresh in rows}
-    return found
+    claim, parameters = _claim(schema_of(session)), {"keys": list(wanted), "ids": list(wanted.values())}
+    rows = jobs_connection(session).execute(claim, parameters)
+    return {bytes(key): Holder(job_id, fresh) for key, job_id, fresh in rows}
 
 
 def give_back(session: Session, claims: Mapping[bytes, Holder]) -> None:

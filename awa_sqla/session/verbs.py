@@ -25,7 +25,7 @@ from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
 from awa_sqla.session.rows import expire_record
 from awa_sqla.session.steps import as_it_is, entered, fence, held, moved_values, one, stale
-from awa_sqla.session.target import SyncSession
+from awa_sqla.session.target import SyncSession, jobs_bind
 from awa_sqla.session.unique import reenter
 
 Held = Job | Attempt
@@ -156,7 +156,10 @@ def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> 
         now = as_it_is(session, attempt)
         if now is None or now.state is not JobState.RUNNING or now.run_lease != attempt.run_lease:
             raise stale(attempt, now)
-        reenter(session, now, JobState.SCHEDULED)
+        # The row first and then the key, as all verbs do: two of them cannot wait for each other.
+        where = {"bind": jobs_bind(session)}
+        locked = session.execute(statements.LOCK, fence(attempt), bind_arguments=where).one_or_none()
+        reenter(session, one(session, attempt, locked)[0], JobState.SCHEDULED)
         found = session.execute(statements.TAKE_CLAIMED, parameters).one_or_none()
     values, due, _ = moved_values(one(session, attempt, found))
     values |= {"attempt": values["attempt"] - 1, "snoozes": values["snoozes"] + counts}

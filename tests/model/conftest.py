@@ -12,7 +12,7 @@ from sqlalchemy import URL, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla.session import catalogue
-from tests.model.machine import impatient
+from tests.model.rig import impatient
 from tests.races.sabotage import GUARDS
 from tests.worlds import WORLDS, AsyncWorld, World, database, pytest_pyfunc_call
 

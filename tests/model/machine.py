@@ -11,16 +11,18 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
-from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from awa_sqla import Attempt, FollowUpError, FollowUps, Hooks, StaleJobError
-from tests.model.application import DEAD, Cause, Key, Told, hooks, register
+from awa_sqla import Attempt, FollowUpError, StaleJobError, UniqueConflict, snooze
+from awa_sqla.session.verbs import put_back
+from tests.model.application import Cause, Key, Told
 from tests.model.checks import compare
-from tests.model.reference import Reference, Row, Transaction
-from tests.worlds import Database, World
+from tests.model.reference import Conflict, Late, Reference, Transaction
+from tests.model.rig import Rig
+from tests.model.rows import Row, may_claim
 
 SESSIONS = 3
+DEEPEST = 2  # savepoints, in all sessions
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -34,6 +36,17 @@ VETOED = "vetoed"
 
 class VetoError(Exception):
     """A flush was refused because a spec raises: the step has not happened."""
+
+
+class ConflictedError(Exception):
+    """A flush was refused because of duplicates, which it has taken out: the step has not happened."""
+
+
+class LateError(Exception):
+    """What the callable of a late-bound job raises, so that a commit is refused."""
+
+
+ENDINGS = {VetoError: VETOED, ConflictedError: "conflicts in a flush", LateError: "commits that a callable refused"}
 
 
 @dataclass
@@ -60,64 +73,21 @@ class Sitting:
 
 
 def step(function: Callable[Concatenate[Any, P], object]) -> Callable[Concatenate[Any, P], None]:
-    """A rule: count it (as the text that it returns, if any), know whether it went well, and let a veto be its end."""
+    """A rule: count it (as the text that it returns, if any), know whether it went well; a refused flush is its end."""
 
     @wraps(function)
     def counted(self: Machine, *args: P.args, **kwargs: P.kwargs) -> None:
         self.sound = False
         try:
             done = function(self, *args, **kwargs)
-        except VetoError:
-            done = VETOED
+        except tuple(ENDINGS) as exc:
+            done = ENDINGS[type(exc)]
         nothing = "nothing to do" if done is False else None
         self.counts[nothing or (done if isinstance(done, str) else function.__name__)] += 1
         self.counts["steps"] += 1
         self.sound = True
 
     return counted
-
-
-class Rig:
-    """What all examples of a run share: the world, its session factories, the counts."""
-
-    def __init__(self, world: World, database: Database) -> None:
-        self.world, self.database = world, database
-        self.counts: Counter[str] = Counter()
-        self.machine: Machine | None = None
-        self.hooks: Hooks = hooks(lambda told: self.machine.told.append(told) if self.machine else None)
-        self.local, self.everything = world.registry(), FollowUps()  # the dispatcher's is attached nowhere
-        register(self.local, lambda cause: True)
-        register(self.everything, lambda cause: self.machine is None or self.machine.fails_once(cause), everything=True)
-        self._makers: dict[Any, Any] = {}
-        self._publish()
-
-    def session(self, *, local: bool, **options: Any) -> Session:
-        """A session with the local specs, or with an empty registry: then whatever follows is owed."""
-        key = (local, *options.items())
-        if key not in self._makers:
-            made = self.world.maker(self.local if local else self.world.registry(), **options)
-            self.hooks.attach(made)
-            self._makers[key] = made
-        session = self.world.from_maker(self._makers[key])
-        self.world._sessions.remove(session)  # each example closes its own
-        return session
-
-    def clear(self) -> None:
-        """An empty queue for the next example."""
-        for table in ("jobs_hot", "scheduled_jobs", "dlq_entries", "follow_up_obligations", "queue_meta"):
-            self.database.execute(f"DELETE FROM {table}")
-        self.database.keep_dead_letters(DEAD)
-
-    def _publish(self) -> None:
-        """What dispatching processes have said of themselves, a while ago."""
-        for spec in self.everything.specs:
-            self.database.execute(
-                "INSERT INTO follow_up_specs (kind, outcome, name, created_at) "
-                "VALUES (%s, %s, %s, now() - interval '1 min')",
-                spec.kind,
-                spec.outcome.value,
-                spec.name,
-            )
 
 
 class Machine(RuleBasedStateMachine):
@@ -131,6 +101,7 @@ class Machine(RuleBasedStateMachine):
         self.told: list[Told] = []
         self.failed_once: set[Cause] = set()
         self.numbers = itertools.count(1)
+        self.calls: Counter[int] = Counter()  # of the callables of late-bound jobs
         self.handles: list[Handle] = []
         self.reference = Reference(True, True, False, True)  # the last is for maintenance
         self.sittings: list[Sitting] = []
@@ -154,21 +125,59 @@ class Machine(RuleBasedStateMachine):
         return first
 
     # ------------------------------------------------------------------------------------------ for the rules
-    def attempted(self, sitting: Sitting, act: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Do something that may flush. Raises `VetoError` when a spec raised, which only a veto explains."""
+    def attempted(
+        self, sitting: Sitting, act: Callable[..., T], *args: Any, ends: int | None = None, **kwargs: Any
+    ) -> T:
+        """Do something that flushes first, and perhaps `ends` savepoints from this one on (0: all there is).
+
+        Raises `VetoError`, `ConflictedError` or `LateError` when that was refused, which the reference must explain.
+        """
+        mine = sitting.transaction
+        refusal = None if mine.vetoed else mine.flush() if ends is None else mine.end(ends) if ends else mine.end_all()
+        del sitting.savepoints[len(mine.layers) - 1 :]
         try:
-            return act(*args, **kwargs)
+            made = act(*args, **kwargs)
         except FollowUpError as exc:
-            assert sitting.transaction.vetoed, f"{exc!r} without a spec that raises"
+            assert mine.vetoed, f"{exc!r} without a spec that raises"
             assert isinstance(exc.__cause__, ValueError)
             raise VetoError from exc
+        except UniqueConflict as exc:
+            if not isinstance(refusal, Conflict):
+                raise
+            self.refused(exc, refusal)
+            raise ConflictedError from exc
+        except LateError as exc:
+            assert isinstance(refusal, Late), f"{exc!r} although it is {refusal}"
+            assert exc.args == (refusal.number,)
+            raise
+        assert refusal is None, f"{act} went through in spite of {refusal}"
+        return made
+
+    @staticmethod
+    def refused(exc: UniqueConflict, conflict: Conflict) -> None:
+        """A conflict is about what the reference says."""
+        assert exc.kind == conflict.row.kind, f"{exc!r} instead of {conflict}"
+        assert conflict.holder.id in (None, exc.existing_id), f"{exc!r} instead of {conflict}"
+
+    def flush_waiting(self, sitting: Sitting) -> None:
+        """Flush before a step that would leave it open whether the next flush is one."""
+        if sitting.transaction.waits():
+            self.attempted(sitting, sitting.session.flush)
 
     def transition(
-        self, sitting: Sitting, handle: Handle, act: Callable[..., T], job: Any, *args: Any, **kwargs: Any
+        self,
+        sitting: Sitting,
+        handle: Handle,
+        act: Callable[..., T],
+        job: Any,
+        *args: Any,
+        becomes: Callable[[Row], Row] = lambda row: row,
+        **kwargs: Any,
     ) -> tuple[Row, T] | None:
-        """Call a verb of an attempt. Returns the job before it and what the verb returned; None when it was stale.
+        """Call a verb of an attempt. Returns the job before it and what the verb returned; None when it was stale, or
+        when the job that it `becomes` would be a duplicate.
 
-        Which of the two is what the reference says it must be.
+        Which of them is what the reference says.
         """
         before = sitting.transaction.view(handle.key)
         try:
@@ -178,7 +187,17 @@ class Machine(RuleBasedStateMachine):
             assert (exc.state, exc.found_lease) in self._as_it_stands(before, handle), f"{exc} although it is {before}"
             self.counts["stale attempts refused"] += 1
             return None
+        except UniqueConflict as exc:
+            twin = sitting.transaction.twin(before, becomes(before)) if before else None
+            assert twin is not None, f"{exc!r} without a twin of {before}"
+            assert before is not None
+            self.refused(exc, Conflict(before, twin))
+            if act not in (snooze, put_back):  # these have not even locked it
+                sitting.transaction.put(before)
+            self.counts["conflicts of a verb"] += 1
+            return None
         assert before is not None
+        assert sitting.transaction.twin(before, becomes(before)) is None, f"{before} has become a duplicate"
         assert self.fits(before, handle), f"{act.__name__} of {handle.attempt} went through although it is {before}"
         return before, made
 
@@ -207,34 +226,66 @@ class Machine(RuleBasedStateMachine):
         for handle in self.handles:
             row = mine.view(handle.key)
             if self.fits(row, handle):
-                if not self.reference.elsewhere(mine, handle.key):
+                if row is not None and self.may_end(mine, row):
                     found[0].append(handle)
             else:
                 found[1 if row is not None and row.state == "running" else 2].append(handle)
         may = found[0] if live else found[1] or found[2]
         return may[-1 - pick % len(may)] if may else None
 
+    def may_end(self, mine: Transaction, row: Row) -> bool:
+        """Whether no other session holds a job, or a key that its end may claim."""
+        held = self.reference.elsewhere(mine, row.key)
+        return not held and not any(self.reference.blocked(mine, claim) for claim in may_claim(row))
+
     def remember(self, handle: Handle) -> None:
         """Keep an attempt, and let the oldest go."""
         self.handles = [*self.handles, handle][-16:]
 
     def commit_now(self, sitting: Sitting) -> None:
-        """Commit a session, which a spec that raises must prevent."""
+        """Commit a session, which a spec or a callable that raises must prevent, and a duplicate once."""
         vetoed = sitting.transaction.vetoed
         try:
-            self.attempted(sitting, sitting.session.commit)
-        finally:
-            if vetoed:
-                self.check()
+            self.attempted(sitting, sitting.session.commit, ends=0)
+        except tuple(ENDINGS):
+            self.check()
+            raise
         assert not vetoed, "a commit went through although a spec raises"
         sitting.transaction.commit()
         sitting.savepoints.clear()
         self.counts["commits"] += 1
         self.check()
 
+    def nest(self, sitting: Sitting) -> None:
+        """Open a savepoint."""
+        sitting.savepoints.append(self.attempted(sitting, sitting.session.begin_nested))
+        sitting.transaction.begin_nested()
+
+    def release_now(self, sitting: Sitting, number: int) -> None:
+        """Release a savepoint, counted from 1, and those inside it."""
+        vetoed = sitting.transaction.vetoed
+        try:
+            self.attempted(sitting, sitting.savepoints[number - 1].commit, ends=number)
+        except (ConflictedError, LateError):
+            if number < len(sitting.savepoints):  # what it has bound would come and go with the inner one
+                self.undo_now(sitting, number)
+            raise
+        assert not vetoed, "a savepoint was released although a spec raises"
+        del sitting.savepoints[number - 1 :]
+        sitting.transaction.release(number)
+        self.counts["savepoints released"] += 1
+
+    @staticmethod
+    def undo_now(sitting: Sitting, number: int) -> None:
+        """Roll a savepoint back, and those inside it."""
+        sitting.savepoints[number - 1].rollback()
+        del sitting.savepoints[number - 1 :]
+        sitting.transaction.roll_back_to(number)
+
     def check(self) -> None:
         """What is committed is what the reference says."""
         self.counts["checks"] += 1
+        assert self.calls == Counter(self.reference.called), "a callable was not called once"
         compare(self.reference, self.database, self.told)
 
     # -------------------------------------------------------------------------------------------- at the end
@@ -252,13 +303,3 @@ class Machine(RuleBasedStateMachine):
     def settle(self) -> None:
         """Overridden: dispatch every obligation."""
         self.check()
-
-
-def waits_for_nobody(connection: Any) -> None:
-    """A statement that waits for a lock is a failure, and soon."""
-    connection.exec_driver_sql("SET LOCAL lock_timeout = '1s'")
-
-
-def impatient(engine: Any) -> None:
-    """Set the lock timeout in every transaction of an engine."""
-    event.listen(engine, "begin", waits_for_nobody)

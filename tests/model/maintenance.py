@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from awa_sqla import Attempt, Outcome
 from awa_sqla.maintenance import Dispatched, dispatch_obligation, promote, rescue
-from tests.model.application import DEAD, Cause, poisoned
+from tests.model.application import DEAD, Cause, brought_by, poisoned
 from tests.model.machine import Handle, Machine, picks, step
-from tests.model.reference import RESCUED, Row
+from tests.model.rows import RESCUED, Row
 
 STALE_AFTER = timedelta(minutes=1)
 some_run = precondition(lambda self: any(row.state == "running" for row in self.reference.free()))
@@ -48,15 +48,28 @@ class Maintenance(Machine):
     @rule(survives=survives)
     @step
     def promote(self, survives: bool) -> None:
-        due = [row for row in self.reference.free() if row.store == "scheduled" and row.due]
+        due = {row.id: row for row in self.reference.free() if row.store == "scheduled" and row.due}
+        order = [row.id for row in self.database.rows("SELECT id FROM scheduled_jobs ORDER BY run_at, id")]
 
         def act(session: Session) -> None:
             done = promote(session)
-            assert (done.jobs, done.queues) == (len(due), {row.queue for row in due})
-            for row in due:
-                self.mine.put(row.promoted())
+            moved = [row for id_ in order if (row := due.get(id_)) and self._returns(row, row.promoted())]
+            assert (done.jobs, done.queues) == (len(moved), {row.queue for row in moved})
 
         self._pass(survives, act)
+
+    def _returns(self, row: Row, after: Row, *outcomes: Outcome) -> bool:
+        """A job moves, unless its unique key is held: then it is cancelled; or about to be: then it stays."""
+        twin = self.mine.twin(row, after)
+        if twin is None and row.comes_in(after) and self.reference.locked(self.mine, row.claim):
+            self.counts["jobs that a sweep left"] += 1
+            return False
+        if twin is not None:
+            self.counts["duplicates that a sweep cancelled"] += 1
+            self.mine.stage(row.cancelled(f"duplicate of job {twin.id}"), Outcome.CANCELLED, defer=True)
+            return False
+        self.mine.stage(after, *outcomes, defer=True)
+        return True
 
     @precondition(lambda self: any(row.silent for row in self.reference.free()))
     @rule(survives=survives)
@@ -65,19 +78,27 @@ class Maintenance(Machine):
         lost = sorted((row for row in self.reference.free() if row.silent), key=lambda row: row.id or 0)
 
         def act(session: Session) -> None:
-            assert rescue(session, stale_after=STALE_AFTER) == [(row.id, row.lease) for row in lost]
-            for row in lost:
-                after = row.failed(RESCUED)
-                spent = () if after.state == "retryable" else (Outcome.EXHAUSTED,)
-                self.mine.stage(after, Outcome.RESCUED, *spent, defer=True)
+            ended = rescue(session, stale_after=STALE_AFTER)
+            assert ended == [(row.id, row.lease) for row in lost if self._rescued(row)]
 
         self._pass(survives, act)
+
+    def _rescued(self, row: Row) -> bool:
+        """Whether an attempt ends: with its job tried again, failed, or cancelled as a duplicate."""
+        after = row.failed(RESCUED)
+        spent = () if after.state == "retryable" else (Outcome.EXHAUSTED,)
+        self._returns(row, after, Outcome.RESCUED, *spent)
+        return self.mine.view(row.key) is not row
 
     @precondition(lambda self: bool(self.reference.owed))
     @rule(survives=survives)
     @step
-    def dispatch(self, survives: bool) -> None:
+    def dispatch(self, survives: bool) -> object:
+        due = [owed for owed in self.reference.owed.values() if not owed.waits and owed.spec.unique]
+        if any(self.reference.locked(self.mine, brought_by(owed.happened.key)) for owed in due):
+            return False  # it would wait
         self._dispatch(survives)
+        return None
 
     def _dispatch(self, survives: bool) -> bool:
         """One obligation, if one is due."""
@@ -113,8 +134,8 @@ class Maintenance(Machine):
             self.counts["dispatches that failed"] += 1
             return
         del self.reference.owed[cause]
-        for row in owed.happened.follow_ups(owed.spec):
-            self.mine.put(row)
+        self.mine.follow(owed.happened, owed.spec)
+        assert self.mine.flush() is None
 
     # ------------------------------------------------------------------------------- time and others
     @precondition(lambda self: any(row.store == "scheduled" and not row.due for row in self.reference.free()))
@@ -141,11 +162,16 @@ class Maintenance(Machine):
         return may[pick % len(may)]
 
     @some_run
-    @rule(pick=picks)
+    @rule(pick=picks, noticed=st.booleans())
     @step
-    def worker_dies(self, pick: int) -> None:
+    def worker_dies(self, pick: int, noticed: bool) -> None:
         """An attempt whose worker has not beaten for an hour."""
-        row = self._running(pick)
+        self.falls_silent(self._running(pick))
+        if noticed:
+            self.rescue(survives=True)
+
+    def falls_silent(self, row: Row) -> None:
+        """Nobody is left to end this attempt."""
         self.database.execute("UPDATE jobs_hot SET heartbeat_at = now() - interval '1 h' WHERE id = %s", row.id)
         self._replace(row, silent=True)
 

@@ -3,138 +3,47 @@
 A transaction is a pile of layers, the root's and one for each savepoint, over what is committed. A layer holds the
 jobs as changed in it, its outcomes, what they owe, and what hooks are to be told. Rolling back drops layers, releasing
 joins two, committing joins all of them with what is committed: that is the whole of the semantics.
+
+Unique jobs wait in their layer until the next flush, which decides: the first of each key that nobody holds, as this
+transaction sees it, is a job, and the others are duplicates. Late-bound jobs wait for the end of their layer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import NamedTuple
 
 from awa_sqla import Outcome
-from tests.model.application import (
-    DEAD,
-    HOOKED,
-    SPECS,
-    Cause,
-    Followed,
-    Key,
-    Told,
-    follow_up,
-    key_of,
-    poisoned,
-)
-
-RESCUED = "heartbeat stale: worker presumed dead"
+from tests.model.application import HOOKED, Cause, Claim, Followed, Key, Told, poisoned
+from tests.model.rows import Happened, Row
 
 
-@dataclass(frozen=True)
-class Row:
-    """One job. `certain` is whether a statement of its own transaction must see it; `due` is for scheduled ones."""
+@dataclass
+class Wanted:
+    """A unique job that waits for the flush; `cause` is that of a follow-up."""
 
-    key: Key
-    queue: str
-    priority: int = 2
-    max_attempts: int = 25
-    poison: bool = False
-    state: str = "available"
-    store: str = "hot"
-    attempt: int = 0
-    snoozes: int = 0
-    lease: int = 0
-    errors: tuple[str, ...] = ()
-    progress: dict[str, Any] | None = None
-    result: Any = None
-    due: bool = True
-    silent: bool = False
-    certain: bool = True
-    id: int | None = None
-    parent: int | None = None
-    root: int | None = None
-    parent_outcome: str | None = None
-
-    @property
-    def kind(self) -> str:
-        """Its kind."""
-        return str(self.key[0])
-
-    # What the verbs do to it.
-    def claimed(self, job_id: int, lease: int) -> Row:
-        """Running, under a new lease."""
-        return replace(self, state="running", attempt=self.attempt + 1, lease=lease, id=job_id, silent=False)
-
-    def completed(self, result: Any) -> Row:
-        """Finished with success."""
-        return replace(self, state="completed", result=result, progress=None, silent=False)
-
-    def failed(self, error: str, *, terminal: bool = False, due: bool = False) -> Row:
-        """The attempt failed: tried again, failed for good, or kept as a dead letter."""
-        ended = replace(self, errors=(*self.errors, error), silent=False)
-        if not terminal and self.attempt < self.max_attempts:
-            return replace(ended, state="retryable", store="scheduled", due=due)
-        return replace(ended, state="failed", store="dead" if self.queue == DEAD else "hot")
-
-    def put_back(self, *, due: bool, counts: int) -> Row:
-        """Snoozed, or put back without counting it as a snooze."""
-        left = {"attempt": self.attempt - 1, "snoozes": self.snoozes + counts, "silent": False}
-        return replace(self, state="scheduled", store="scheduled", due=due, **left)  # type: ignore[arg-type]
-
-    def cancelled(self, reason: str) -> Row:
-        """Cancelled, wherever it was."""
-        errors = (*self.errors, f"cancelled: {reason}")
-        return replace(self, state="cancelled", store="hot", errors=errors, silent=False)
-
-    def promoted(self) -> Row:
-        """Available again."""
-        return replace(self, state="available", store="hot")
-
-    def progressed(self, percent: float | None, message: str | None, metadata: dict[str, Any]) -> Row:
-        """What is None stays as it was; metadata is merged."""
-        old = self.progress or {"percent": None, "message": None, "metadata": {}}
-        new = {
-            "percent": old["percent"] if percent is None else percent,
-            "message": old["message"] if message is None else message,
-            "metadata": old["metadata"] | metadata,
-        }
-        return replace(self, progress=new)
+    row: Row
+    skip: bool
+    cause: Cause | None = None
 
 
-@dataclass(frozen=True)
-class Happened:
-    """One outcome of one job, with what its follow-ups take over."""
+class Conflict(NamedTuple):
+    """A duplicate that was not to be skipped, and the job that holds its key."""
 
-    job: int
-    kind: str
-    outcome: Outcome
-    lease: int
-    root: int
-    poison: bool
+    row: Row
+    holder: Row
 
-    @property
-    def specs(self) -> tuple[Followed, ...]:
-        """What follows on it, wherever the spec is registered."""
-        return SPECS.get((self.kind, self.outcome), ())
 
-    def cause(self, spec: Followed) -> Cause:
-        """The identity of one follow-up of it."""
-        return self.job, self.outcome.value, self.lease, spec.name
+@dataclass
+class Late:
+    """A job whose arguments come at the end of its transaction, or never when it `raises`."""
 
-    def follow_ups(self, spec: Followed) -> Iterator[Row]:
-        """The jobs that a spec brings: the first at once, the others later."""
-        for part in range(spec.parts):
-            args = follow_up(self.kind, self.cause(spec), part)
-            options = args.__awa__
-            later: dict[str, Any] = {"state": "scheduled", "store": "scheduled", "due": False} if part else {}
-            yield Row(
-                key_of(options.kind, args.model_dump()),
-                options.queue,
-                max_attempts=options.max_attempts,
-                certain=False,
-                parent=self.job,
-                root=self.root,
-                parent_outcome=self.outcome.value,
-                **later,
-            )
+    row: Row
+    skip: bool
+    number: int
+    raises: bool
 
 
 @dataclass
@@ -156,6 +65,16 @@ class Layer:
     owed: list[Owed] = field(default_factory=list[Owed])
     told: list[Told] = field(default_factory=list[Told])
     vetoed: bool = False
+    staged: list[Wanted] = field(default_factory=list[Wanted])  # follow-ups that the next flush will add
+    new: list[Wanted] = field(default_factory=list[Wanted])
+    late: list[Late] = field(default_factory=list[Late])
+    skipped: list[Cause] = field(default_factory=list[Cause])
+    taken: set[Claim] = field(default_factory=set[Claim])  # for these, others would wait
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything in it."""
+        return bool(self.rows or self.staged or self.new or self.late)
 
     def join(self, upper: Layer) -> None:
         """Take over what a savepoint has changed."""
@@ -164,6 +83,11 @@ class Layer:
         self.owed += upper.owed
         self.told += upper.told
         self.vetoed |= upper.vetoed
+        self.staged += upper.staged
+        self.new += upper.new
+        self.late += upper.late
+        self.skipped += upper.skipped
+        self.taken |= upper.taken
 
 
 class Transaction:
@@ -182,7 +106,7 @@ class Transaction:
     @property
     def changed(self) -> bool:
         """Whether a commit would change anything."""
-        return any(layer.rows for layer in self.layers)
+        return any(layer.changed for layer in self.layers)
 
     def view(self, key: Key) -> Row | None:
         """A job as this transaction sees it."""
@@ -204,12 +128,16 @@ class Transaction:
 
     def put(self, row: Row) -> None:
         """Change a job in the innermost savepoint."""
+        before = self.view(row.key)
+        if row.claim is not None and row.holds and not (before and before.holds):
+            self.layers[-1].taken.add(row.claim)
         self.layers[-1].rows[row.key] = row
 
     def forget(self, key: Key) -> None:
         """A job that was added and never flushed has been taken out of the session."""
         for layer in self.layers:
             layer.rows.pop(key, None)
+            layer.new = [one for one in layer.new if one.row.key != key]
 
     def started(self, row: Row) -> None:
         """A claim: hooks are told."""
@@ -222,20 +150,113 @@ class Transaction:
         assert row.id is not None
         for outcome in outcomes:
             self._tell(outcome.value, row)
-            happened = Happened(row.id, row.kind, outcome, row.lease, row.root or row.id, row.poison)
+            happened = Happened(row.id, row.key, outcome, row.lease, row.root or row.id, row.poison)
             self.layers[-1].outcomes.append(happened)
             for spec in happened.specs:
                 if not spec.local or not self.local or defer:
                     self.layers[-1].owed.append(Owed(happened, spec))
                     continue
                 self.layers[-1].vetoed |= poisoned(row.kind, row.poison, spec.name)
-                for child in happened.follow_ups(spec):
-                    self.put(child)
+                self.follow(happened, spec)
+
+    def follow(self, happened: Happened, spec: Followed) -> None:
+        """Add the jobs that a spec brings."""
+        for child in happened.follow_ups(spec):
+            if child.holds:
+                self.layers[-1].staged.append(Wanted(child, True, happened.cause(spec)))
+            else:
+                self.put(child)
 
     def _tell(self, event: str, row: Row) -> None:
         if row.kind in HOOKED:
             assert row.id is not None
             self.layers[-1].told.append((event, row.kind, row.id, row.lease))
+
+    # Unique jobs.
+    def want(self, row: Row, *, skip: bool) -> None:
+        """Add a job; one that is to hold a key waits for the flush."""
+        if row.holds:
+            self.layers[-1].new.append(Wanted(row, skip))
+        else:
+            self.put(row)
+
+    def waits(self, key: Key | None = None) -> bool:
+        """Whether a job, or any, waits for a flush."""
+        waiting = [one for layer in self.layers for one in (*layer.staged, *layer.new)]
+        return any(key in (None, one.row.key) for one in waiting)
+
+    def wants(self, claim: Claim) -> bool:
+        """Whether a job that waits is to hold this key."""
+        return any(one.row.claim == claim for layer in self.layers for one in (*layer.staged, *layer.new, *layer.late))
+
+    def holder(self, claim: Claim | None) -> Row | None:
+        """The job that holds a key, as this transaction sees it."""
+        found = [row for row in self.rows() if row.claim == claim and row.holds]
+        assert len(found) < 2, f"several jobs hold {claim}: {found}"
+        return found[0] if found else None
+
+    def twin(self, before: Row, after: Row) -> Row | None:
+        """The job that holds the key of one that would come back into its unique states."""
+        return self.holder(before.claim) if before.comes_in(after) else None
+
+    def flush(self) -> Conflict | None:
+        """Decide about everything that waits, or refuse all duplicates that are not to be skipped."""
+        for layer in self.layers:
+            layer.new += layer.staged
+            layer.staged = []
+        first: dict[Claim | None, Row] = {}
+        lost: list[tuple[Wanted, Row]] = []
+        waiting = [(layer, one) for layer in self.layers for one in layer.new]
+        for _, one in waiting:
+            holder = self.holder(one.row.claim) or first.get(one.row.claim)
+            if holder is None:
+                first[one.row.claim] = one.row
+            else:
+                lost.append((one, holder))
+        refused = [(one, holder) for one, holder in lost if not one.skip]
+        if refused:
+            self.tried(first)
+            for one, _ in refused:
+                self.forget(one.row.key)
+            return Conflict(refused[0][0].row, refused[0][1])
+        for layer, one in waiting:
+            if first.get(one.row.claim) is one.row:
+                layer.rows[one.row.key] = replace(one.row, certain=True)
+                layer.taken |= {claim for claim in [one.row.claim] if claim}
+            elif one.cause is not None:
+                layer.skipped.append(one.cause)
+            self.reference.duplicates += first.get(one.row.claim) is not one.row
+            layer.new = []
+        return None
+
+    def tried(self, claims: Iterable[Claim | None]) -> None:
+        """Keys were claimed and given back: others wait for them all the same."""
+        self.layers[-1].taken.update(claim for claim in claims if claim is not None)
+
+    def end(self, number: int) -> Conflict | Late | None:
+        """Flush before the layers from `number` on are released, and bind what waits for their end."""
+        if (conflict := self.flush()) is not None:
+            return conflict
+        for layer in self.layers[number:]:
+            while layer.late:
+                self.reference.called.add(layer.late[0].number)
+                if layer.late[0].raises:
+                    return layer.late[0]
+                one = layer.late.pop(0)
+                if one.row.holds:
+                    layer.new.append(Wanted(one.row, one.skip))
+                else:
+                    layer.rows[one.row.key] = one.row
+        return self.flush()
+
+    def end_all(self) -> Conflict | Late | None:
+        """End the savepoints from the innermost on, each released before the next, and then the transaction."""
+        for number in reversed(range(len(self.layers))):
+            if (refusal := self.end(number)) is not None:
+                return refusal
+            if number:
+                self.release(number)
+        return None
 
     # Savepoints are counted from 1, the root is layer 0.
     def begin_nested(self) -> None:
@@ -265,6 +286,7 @@ class Transaction:
         reference.outcomes += root.outcomes
         reference.owed |= {owed.happened.cause(owed.spec): owed for owed in root.owed}
         reference.told += root.told
+        reference.skipped.update(root.skipped)
 
 
 class Reference:
@@ -275,12 +297,30 @@ class Reference:
         self.outcomes: list[Happened] = []
         self.owed: dict[Cause, Owed] = {}
         self.told: list[Told] = []
+        self.skipped: Counter[Cause] = Counter()  # follow-ups that were duplicates
+        self.called: set[int] = set()  # late-bound jobs whose callables were called
+        self.duplicates = 0
         self.last_lease = 0
         self.transactions = [Transaction(self, local=each) for each in local]
 
     def elsewhere(self, mine: Transaction | None, key: Key) -> bool:
         """Whether another transaction than mine holds a job."""
         return any(one.holds(key) for one in self.transactions if one is not mine)
+
+    def holder(self, claim: Claim | None) -> Row | None:
+        """The committed job that holds a key."""
+        return next((row for row in self.committed.values() if row.claim == claim and row.holds), None)
+
+    def locked(self, mine: Transaction, claim: Claim | None) -> bool:
+        """Whether a claim of this key would wait for another transaction: one that is seen to be held never does."""
+        if mine.holder(claim) or self.holder(claim):
+            return False
+        return any(claim in layer.taken for one in self.transactions if one is not mine for layer in one.layers)
+
+    def blocked(self, mine: Transaction, claim: Claim) -> bool:
+        """Whether another transaction has claimed this key, or is going to."""
+        others = [one for one in self.transactions if one is not mine]
+        return self.locked(mine, claim) or any(one.wants(claim) for one in others)
 
     def free(self) -> list[Row]:
         """The committed jobs that no transaction holds."""

@@ -23,8 +23,8 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.model.boundaries import Boundaries
 from tests.model.conftest import PROPERTY
-from tests.model.machine import Rig
-from tests.model.maintenance import Maintenance
+from tests.model.rig import Rig
+from tests.model.uniques import Uniques
 from tests.model.verbs import Verbs
 from tests.races.sabotage import GUARDS
 from tests.worlds import Database, World
@@ -52,7 +52,7 @@ profile = settings(
 )
 
 
-class Queue(Maintenance, Boundaries, Verbs):
+class Queue(Uniques, Boundaries, Verbs):
     """All rules together."""
 
 

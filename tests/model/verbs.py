@@ -29,7 +29,7 @@ from awa_sqla import (
 from awa_sqla.session.verbs import cancel_attempt, put_back
 from tests.model.application import HOUR, PLAIN, QUEUES, TASK, Plain, Task, key_of
 from tests.model.machine import Handle, Machine, Sitting, picks, sessions, step
-from tests.model.reference import Row
+from tests.model.rows import Row
 
 TERMINAL = ("completed", "failed", "cancelled")
 lives = st.sampled_from([True, True, True, False])
@@ -47,14 +47,15 @@ jobs = st.tuples(
 given_attempts = precondition(lambda self: self.is_running)
 
 
-def _when() -> dict[str, dict[str, Any]]:
+def when_due(when: str) -> dict[str, Any]:
+    """The options of a job that is due then."""
     now = datetime.now(UTC)
     return {
         "now": {},
         "delay": {"delay": HOUR},
         "past": {"run_at": now - HOUR},
         "future": {"run_at": now + HOUR},
-    }
+    }[when]
 
 
 class Verbs(Machine):
@@ -84,7 +85,7 @@ class Verbs(Machine):
             n = next(self.numbers)
             args = Plain(n=str(n)) if plain else Task(n=n, poison=poison)
             options = {"queue": queue, "priority": priority, "max_attempts": most}
-            job = enqueue(sitting.session, args, **options, **_when()[when])  # type: ignore[call-overload]
+            job = enqueue(sitting.session, args, **options, **when_due(when))  # type: ignore[call-overload]
             key = key_of(PLAIN if plain else TASK, args.model_dump())
             row = Row(key, queue, priority, most, poison and not plain)
             later = {"state": "scheduled", "store": "scheduled", "due": when == "past"} if when != "now" else {}
@@ -97,12 +98,12 @@ class Verbs(Machine):
     def claim(self, s: int, queues: list[str], limit: int, commits: bool) -> object:
         sitting = self.sittings[s]
         mine = sitting.transaction
-        free = [r for r in mine.rows() if r.state == "available" and not self.reference.elsewhere(mine, r.key)]
         asked = queues[0] if len(queues) == 1 else queues
         jobs = self.attempted(sitting, claim, sitting.session, asked, limit=limit, worker_id=f"session {s}")
+        free = [r for r in mine.rows() if r.state == "available" and not self.reference.elsewhere(mine, r.key)]
         left = limit
         for queue in dict.fromkeys(queues):
-            got = [key_of(job.kind, job.args) for job in jobs if job.queue == queue]
+            got = [key_of(job.kind, job.args, job.meta) for job in jobs if job.queue == queue]
             may = {row.key: row for row in free if row.queue == queue}
             must = [row for row in may.values() if row.certain]
             assert set(got) <= set(may), f"{set(got) - set(may)} could not be claimed"
@@ -115,7 +116,7 @@ class Verbs(Machine):
         for job in sorted(jobs, key=lambda job: job.run_lease):
             self.reference.issued(job.run_lease)
         for job in jobs:
-            row = mine.view(key_of(job.kind, job.args))
+            row = mine.view(key_of(job.kind, job.args, job.meta))
             assert row is not None
             assert row.lease <= earlier
             mine.started(row.claimed(job.id, job.run_lease))
@@ -168,9 +169,7 @@ class Verbs(Machine):
     def fail(self, s: int, pick: int, live: bool, by_object: bool, terminal: bool, error: Any) -> object:
         if (found := self._end(s, pick, live, by_object)) is None:
             return False
-        sitting, handle, job = found
-        done = self.transition(sitting, handle, fail, job, error, terminal=terminal)
-        self._failed(sitting, done, lambda row: row.failed(str(error), terminal=terminal))
+        self._failed(found, lambda row: row.failed(str(error), terminal=terminal), fail, error, terminal=terminal)
         return True
 
     @given_attempts
@@ -179,12 +178,12 @@ class Verbs(Machine):
     def retry_after(self, s: int, pick: int, live: bool, by_object: bool, delay: timedelta) -> object:
         if (found := self._end(s, pick, live, by_object)) is None:
             return False
-        sitting, handle, job = found
-        done = self.transition(sitting, handle, retry_after, job, delay, error="later")
-        self._failed(sitting, done, lambda row: row.failed("later", due=not delay))
+        self._failed(found, lambda row: row.failed("later", due=not delay), retry_after, delay, error="later")
         return True
 
-    def _failed(self, sitting: Sitting, done: Any, change: Any) -> None:
+    def _failed(self, found: tuple[Sitting, Handle, Any], change: Any, act: Any, *args: Any, **kwargs: Any) -> None:
+        sitting, handle, job = found
+        done = self.transition(sitting, handle, act, job, *args, becomes=change, **kwargs)
         if done is not None:
             before, made = done
             after = change(before)
@@ -200,9 +199,11 @@ class Verbs(Machine):
         if (found := self._end(s, pick, live, by_object)) is None:
             return False
         sitting, handle, job = found
-        if (done := self.transition(sitting, handle, snooze if counts else put_back, job, delay)) is not None:
+        act = snooze if counts else put_back
+        becomes = lambda row: row.put_back(due=not delay, counts=counts)  # noqa: E731
+        if (done := self.transition(sitting, handle, act, job, delay, becomes=becomes)) is not None:
             before, made = done
-            after = before.put_back(due=not delay, counts=counts)
+            after = becomes(before)
             sitting.transaction.stage(after)
             assert (made.id, made.attempt, made.snoozes) == (after.id, after.attempt, after.snoozes)
             sitting.hold(after.key, made)
@@ -248,6 +249,7 @@ class Verbs(Machine):
     @step
     def complete_many(self, s: int, picked: list[tuple[int, bool, Any]]) -> object:
         sitting = self.sittings[s]
+        self.flush_waiting(sitting)
         batch: dict[int, tuple[Handle, Any]] = {}
         for pick, live, result in picked:
             handle = self.handle(sitting, pick, live=live)
@@ -279,10 +281,13 @@ class Verbs(Machine):
         if not may:
             return False
         key, job = may[-1 - pick % len(may)]
-        row = mine.view(key)
+        if by_object and job not in sitting.session:
+            self.flush_waiting(sitting)
         try:
             made = self.attempted(sitting, cancel, sitting.session, job, reason="enough")
+            row = mine.view(key)
         except (JobNotFound, InvalidJob) as exc:
+            row = mine.view(key)
             # The object may be of a move that was rolled back, or taken out of the session before the flush; and a
             # follow-up whose savepoint was rolled back is stored again, with another id.
             moved = by_object and inspect(job).transient

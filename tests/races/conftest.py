@@ -2,7 +2,7 @@
 
     pytest tests/races -n 2                        # the matrix, as CI runs it
     AWA_LONG=1 pytest tests/races -n 2             # every cell in every world, flushed and unflushed
-    pytest tests/races -n 2 --sabotage lease       # without one guard (lease, ledger, obligation, claim): must fail
+    pytest tests/races -n 2 --sabotage lease       # without one guard (see `sabotage.py`): must fail
 
 Where the option is not known, because another directory was given to pytest, `AWA_SABOTAGE` does the same.
 """
@@ -18,21 +18,23 @@ from typing import Any
 import pytest
 
 from awa_sqla import FollowUps
+from tests.races.keys import Wait
 from tests.races.matrix import ENDS, WINNERS
 from tests.races.race import Stage, follow_all
-from tests.races.sabotage import GUARDS
+from tests.races.sabotage import GUARDS, KEY_GUARDS
 from tests.worlds import Database, database, follow_ups, pytest_pyfunc_call, world
 
 __all__ = ["database", "follow_ups", "pytest_pyfunc_call", "world"]
 
 VARIABLE = "AWA_SABOTAGE"
+SWITCHES = GUARDS | KEY_GUARDS
 _totals: Counter[str] = Counter()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """The switch; another directory's tests may have it too."""
     with contextlib.suppress(ValueError):
-        parser.addoption("--sabotage", choices=sorted(GUARDS), help="run without this guard; the matrices must fail")
+        parser.addoption("--sabotage", choices=sorted(SWITCHES), help="run without this guard; the matrices must fail")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _sabotaged() -> Iterator[None]:
     guard = os.environ.get(VARIABLE)
-    with GUARDS[guard]() if guard else contextlib.nullcontext():
+    with SWITCHES[guard]() if guard else contextlib.nullcontext():
         yield
 
 
@@ -97,8 +99,20 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if not _totals:
         return
     terminalreporter.section("races")
-    ends = ", ".join(f"{end} {_totals[f'ended by {end}']}" for end in ENDS if _totals[f"ended by {end}"])
+    ends = _counted("", ENDS)
     winners = ", ".join(f"{who} {_totals[f'won by {who}']}" for who in WINNERS)
     terminalreporter.line(f"{_totals['cells']} cells: {ends}; won by {winners}")
     terminalreporter.line(f"{_totals['claims']} lost claims, {_totals['looks']} cancels of a job that moves")
+    terminalreporter.line(f"{_totals['keys']} cells about a key: {_counted('key ', ENDS)};")
+    terminalreporter.line(f"    the second {_waits()}")
+    terminalreporter.line(f"{_totals['orders']} batches of keys in different orders")
     terminalreporter.line(f"violations {_totals['violations']}")
+
+
+def _counted(sort: str, ends: tuple[str, ...]) -> str:
+    counts = {end: _totals[f"{sort}ended by {end}"] for end in ends}
+    return ", ".join(f"{end} {count}" for end, count in counts.items() if count)
+
+
+def _waits() -> str:
+    return ", ".join(f"{wait} {_totals[f'key {wait}']}" for wait in Wait)

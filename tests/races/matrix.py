@@ -24,6 +24,8 @@ class Answer(StrEnum):
     LISTED = "listed in .stale"
     NONE = "None"
     NOTHING = "nothing taken"
+    SKIPPED = "left out as a duplicate"
+    REFUSED = "UniqueConflict"
 
 
 @dataclass(frozen=True)
@@ -124,9 +126,16 @@ def _put_back(job: Job) -> Job:
     return replace(job, state="scheduled", store="scheduled", attempt=job.attempt - 1)
 
 
+def cancelled(job: Job, reason: str, *, owed: bool = False) -> Job:
+    """A cancelled job; its follow-up has come, or is owed."""
+    noted = replace(_noted(job, f"cancelled: {reason}", "cancelled"), state="cancelled", store="hot")
+    if owed:
+        return replace(noted, owed=(*job.owed, "cancelled"))
+    return replace(noted, children=(*job.children, "cancelled"))
+
+
 def _cancel(job: Job) -> Job:
-    noted = _noted(job, "cancelled: enough", "cancelled")
-    return replace(noted, state="cancelled", store="hot", children=(*job.children, "cancelled"))
+    return cancelled(job, "enough")
 
 
 _by_id = Rule(

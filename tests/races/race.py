@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy import text as sql
@@ -26,6 +26,8 @@ from tests.app import NotifyOps, Order, Signup
 from tests.races.matrix import RULES, STARTS, Answer, Cell, Job
 from tests.races.verbs import RACERS, Scene, Told, told
 from tests.worlds import PATIENCE, AsyncWorld, Database, World
+
+T = TypeVar("T")
 
 #: Behind another session, that is; behind the autovacuum everyone may have to wait for a moment.
 HELD_UP = """
@@ -52,7 +54,7 @@ class Rival:
         """Do something in a session of the rival's thread, committed when it returns."""
         return self._pool.submit(self._world.call, self._whole, act).result(PATIENCE)
 
-    def start(self, act: Callable[[Session], Told], *, flushed: bool) -> Future[Told]:
+    def start(self, act: Callable[[Session], T], *, flushed: bool) -> Future[T]:
         """Run an operation; commit it when `let_go()` says so."""
         self._executed.clear()
         self._go.clear()
@@ -62,12 +64,17 @@ class Rival:
     def is_held_up(self, database: Database) -> bool:
         """Follow the operation until it has finished (False), or waits for another transaction's lock (True)."""
         deadline = time.monotonic() + PATIENCE
-        while not self._executed.wait(0.001):
+        while not self._executed.wait(0.004):  # most have finished by then, and need no look
             if self._pid and database.value(HELD_UP, self._pid):
                 return True
             if time.monotonic() > deadline:
                 raise TimeoutError("the second transaction neither ends nor waits for a lock")
         return False
+
+    def finish(self) -> None:
+        """Follow the operation until it has finished, whatever it waits for meanwhile."""
+        if not self._executed.wait(PATIENCE):
+            raise TimeoutError("the second transaction does not give up")
 
     def let_go(self) -> None:
         """Let the operation's transaction commit."""
@@ -90,7 +97,7 @@ class Rival:
             self._executed.set()
         return found
 
-    def _operate(self, session: Session, act: Callable[[Session], Told], flushed: bool) -> Told:
+    def _operate(self, session: Session, act: Callable[[Session], T], flushed: bool) -> T:
         self._pid = session.connection().scalar(sql("SELECT pg_backend_pid()"))
         answer = act(session)
         go_on_with(session, "second", flushed=flushed)
@@ -140,12 +147,16 @@ class Stage:
         self.follow_ups = follow_ups
         database.keep_dead_letters(QUEUES[True])
 
-    def set(self, start: Job) -> Scene:
-        """Nothing but one job, brought here by plain SQL, under a lease that the racers hold."""
+    def clear(self) -> None:
+        """No job, and nothing that a job leaves behind."""
         self.database.execute(
             "DELETE FROM jobs_hot; DELETE FROM scheduled_jobs; DELETE FROM dlq_entries; "
-            "DELETE FROM follow_up_obligations; DELETE FROM app_order"
+            "DELETE FROM follow_up_obligations; DELETE FROM job_unique_claims; DELETE FROM app_order"
         )
+
+    def set(self, start: Job) -> Scene:
+        """Nothing but one job, brought here by plain SQL, under a lease that the racers hold."""
+        self.clear()
         queue = QUEUES[start.keeps_dead_letters]
         errors = [json.dumps({"error": e, "type": t, "attempt": a}) for e, t, a in start.errors]
         progress = {"percent": start.progress, "message": None, "metadata": {}}
@@ -205,34 +216,73 @@ class Stage:
 
 
 # ------------------------------------------------------------------------------------------------------- the race
-def race(maker: Any, rival: Rival, stage: Stage, cell: Cell) -> list[str]:
-    """Run one cell; what was not as the reference says."""
-    verdict, scene = cell.verdict, stage.set(STARTS[cell.start])
+class How(Protocol):
+    """The part of a cell that says how the first transaction goes."""
+
+    @property
+    def end(self) -> str: ...
+    @property
+    def commits(self) -> bool: ...
+    @property
+    def flushed(self) -> bool: ...
+
+
+def duel(
+    maker: Any,
+    rival: Rival,
+    database: Database,
+    how: How,
+    first: Callable[[Session], T],
+    second: Callable[[Session], T],
+    *,
+    gives_up: bool = False,
+) -> tuple[T, T, bool]:
+    """Run two operations in two transactions: what both got, and whether the second waited for the first to end.
+
+    With `gives_up`, the first ends only when the second has finished, though it may have waited for a lock.
+    """
     session = opened(maker)
-    second: Future[Told] | None = None
+    running: Future[T] | None = None
     try:
-        savepoint = session.begin_nested() if "savepoint" in cell.end else None
-        one = told(lambda: RACERS[cell.first](session, scene))
-        go_on_with(session, "first", flushed=cell.flushed)
-        second = rival.start(lambda session: told(lambda: RACERS[cell.second](session, scene)), flushed=cell.flushed)
-        waited = rival.is_held_up(stage.database)
-        (savepoint.rollback if savepoint else session.commit if cell.commits else session.rollback)()
+        savepoint = session.begin_nested() if "savepoint" in how.end else None
+        one = first(session)
+        go_on_with(session, "first", flushed=how.flushed)
+        running = rival.start(second, flushed=how.flushed)
+        if gives_up:
+            rival.finish()
+        waited = not gives_up and rival.is_held_up(database)
+        (savepoint.rollback if savepoint else session.commit if how.commits else session.rollback)()
         rival.let_go()
-        two = second.result(PATIENCE)
+        two = running.result(PATIENCE)
         go_on_with(session, "after", flushed=False)
         session.commit()
-    except Exception as exc:
-        return [f"{type(exc).__name__}: {exc}"]
     finally:
         session.close()
         rival.let_go()
-        if second is not None:
-            second.exception(PATIENCE)
+        if running is not None:
+            running.exception(PATIENCE)
+    return one, two, waited
+
+
+def notes(how: How) -> list[str]:
+    """The rows of the application that must be there after a duel."""
+    return ["first", "second", "after"] if how.commits else ["second", "after"]
+
+
+def race(maker: Any, rival: Rival, stage: Stage, cell: Cell) -> list[str]:
+    """Run one cell; what was not as the reference says."""
+    verdict, scene = cell.verdict, stage.set(STARTS[cell.start])
+    first, second = (
+        lambda session, name=name: told(lambda: RACERS[name](session, scene)) for name in (cell.first, cell.second)
+    )
+    try:
+        one, two, waited = duel(maker, rival, stage.database, cell, first, second)
+    except Exception as exc:
+        return [f"{type(exc).__name__}: {exc}"]
     wrong = _answers(cell, scene, one, two)
     if waited != verdict.waits:
         wrong.append("the second waited for the lock" if waited else "the second did not wait for the lock")
-    notes = ["first", "second", "after"] if cell.commits else ["second", "after"]
-    return wrong + stage.violations(scene, verdict.end, notes, _last_lease(cell, one, two))
+    return wrong + stage.violations(scene, verdict.end, notes(cell), _last_lease(cell, one, two))
 
 
 def _answers(cell: Cell, scene: Scene, one: Told, two: Told) -> list[str]:

@@ -1,19 +1,23 @@
 """Guards that can be taken out of the process under test: a matrix that stays green without them proves nothing.
 
-`lease` and `claim` edit the SQL on its way to the database, `ledger` and `obligation` replace one function each.
+`lease` and `claim` edit the SQL on its way to the database, `ledger`, `obligation`, `unique` and `order` replace one
+function each, and `triggers` switches triggers off in the sessions of the package.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Engine, event, inspect
+from sqlalchemy.orm import Session
 
+from awa_sqla.models.base import jobs_id_seq
 from awa_sqla.models.records import Obligation
-from awa_sqla.session import drain, ledger
+from awa_sqla.session import bulk, drain, ledger, unique
+from awa_sqla.session.unique import Holder
 
 Edit = Callable[[str], str]
 
@@ -73,4 +77,43 @@ GUARDS = {
     "claim": lambda: _edited(_without_claim),
     "ledger": lambda: _replaced(ledger, "stage", _stage_nothing),
     "obligation": lambda: _replaced(drain, "_follow_ups", _owe_nothing),
+}
+
+
+def _claim_no_key(session: Session, wanted: Mapping[bytes, int | None]) -> dict[bytes, Holder]:
+    """Every key is taken for granted, and what the table of claims says is not asked."""
+    return {key: Holder(job_id or session.scalar(jobs_id_seq) or 0, fresh=True) for key, job_id in wanted.items()}
+
+
+_claim_keys = unique.claim_keys
+
+
+def _claim_as_they_come(session: Session, wanted: Mapping[bytes, int | None]) -> dict[bytes, Holder]:
+    """One key after the other."""
+    return {key: _claim_keys(session, {key: job_id})[key] for key, job_id in wanted.items()}
+
+
+@contextmanager
+def _claiming(function: Any) -> Iterator[None]:
+    with _replaced(unique, "claim_keys", function), _replaced(bulk, "claim_keys", function):
+        yield
+
+
+@contextmanager
+def _without_triggers() -> Iterator[None]:
+    def on_begin(connection: Any) -> None:
+        connection.exec_driver_sql("SET LOCAL session_replication_role = replica")
+
+    event.listen(Engine, "begin", on_begin)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "begin", on_begin)
+
+
+#: Those of unique keys.
+KEY_GUARDS = {
+    "unique": lambda: _claiming(_claim_no_key),
+    "order": lambda: _claiming(_claim_as_they_come),
+    "triggers": _without_triggers,
 }

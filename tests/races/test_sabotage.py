@@ -11,29 +11,53 @@ from pathlib import Path
 import pytest
 
 from tests.races.matrix import FENCED
-from tests.races.sabotage import GUARDS
+from tests.races.sabotage import GUARDS, KEY_GUARDS
 
 ROOT = Path(__file__).parents[2]
-#: For each guard: a row of the matrix, and the violations that must show in it.
+#: For each guard: a row of a matrix, and the violations that must show in it.
 ROWS = {
     "lease": (
+        "test_matrix.py",
         "psycopg-running-thief",
         [f"running: thief ends by commit[^\n]*, {verb} races\n    the second got won" for verb in FENCED],
     ),
     "claim": (
+        "test_matrix.py",
         "psycopg-available-claim",
         ["available: claim ends by commit, claim races\n    the second got won, not nothing taken"],
     ),
-    "ledger": ("psycopg-running-complete", [r"children is Counter\(\), not Counter\({'completed': 1}\)"]),
-    "obligation": ("psycopg-running-rescue", [r"obligations is Counter\(\), not Counter\({'rescued': 1}\)"]),
+    "ledger": (
+        "test_matrix.py",
+        "psycopg-running-complete",
+        [r"children is Counter\(\), not Counter\({'completed': 1}\)"],
+    ),
+    "obligation": (
+        "test_matrix.py",
+        "psycopg-running-rescue",
+        [r"obligations is Counter\(\), not Counter\({'rescued': 1}\)"],
+    ),
+    "unique": (
+        "test_keys.py",
+        "psycopg-available-scheduled-twin or psycopg-available-nobody",
+        [
+            r"skip ends by commit[^\n]*, raise races\n +IntegrityError: .* would be a duplicate of job",
+            r"raise ends by rollback[^\n]*, promote races\n +IntegrityError: .* would be a duplicate of job",
+        ],
+    ),
+    "triggers": (
+        "test_keys.py",
+        "psycopg-live-available",
+        [r"cancel_id races\n +what is claimed for job \d+ is not true\n +the key is held by \[\d+\], not \[\]"],
+    ),
+    "order": ("test_batches.py", "many_skip-flush-psycopg", [r"OperationalError: .*deadlock detected"]),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guard", GUARDS)
+@pytest.mark.parametrize("guard", [*GUARDS, *KEY_GUARDS])
 def test_the_matrix_is_red_without_a_guard(guard: str) -> None:
-    row, violations = ROWS[guard]
-    command = [sys.executable, "-m", "pytest", "tests/races/test_matrix.py", "-q", "-p", "no:xdist", "-k", row]
+    file, row, violations = ROWS[guard]
+    command = [sys.executable, "-m", "pytest", f"tests/races/{file}", "-q", "-p", "no:xdist", "-k", row]
     done = subprocess.run(
         [*command, "--sabotage", guard],
         cwd=ROOT,

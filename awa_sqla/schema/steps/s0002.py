@@ -61,7 +61,7 @@ LANGUAGE sql STABLE AS $body$
     )
 $body$""",
     """\
-CREATE FUNCTION {schema}.claim_keys(keys bytea[], ids bigint[])
+CREATE FUNCTION {schema}.take_keys(keys bytea[], ids bigint[])
 RETURNS TABLE (unique_key bytea, job_id bigint, fresh boolean)
 LANGUAGE plpgsql SET enable_seqscan TO off AS $body$
 #variable_conflict use_column
@@ -82,6 +82,38 @@ BEGIN
     )
     SELECT taken.unique_key, taken.job_id, true FROM taken
     UNION ALL SELECT wanted.key, wanted.holder, false FROM wanted WHERE wanted.holder IS NOT NULL;
+END
+$body$""",
+    """\
+CREATE FUNCTION {schema}.claim_keys(keys bytea[], ids bigint[])
+RETURNS TABLE (unique_key bytea, job_id bigint, fresh boolean) LANGUAGE plpgsql AS $body$
+DECLARE
+    answers {schema}.job_unique_claims[];
+    news boolean[];
+BEGIN
+    LOOP
+        IF pg_catalog.cardinality(keys) = 1 THEN
+            RETURN QUERY SELECT taken.* FROM {schema}.take_keys(keys, ids) AS taken;
+            EXIT WHEN FOUND;
+        ELSE
+            -- There is no answer for a key that somebody else took and committed meanwhile. All are asked for again,
+            -- and what was taken is given up for it: whoever waits for that would be waited for otherwise.
+            BEGIN
+                SELECT pg_catalog.array_agg((taken.unique_key, taken.job_id)::{schema}.job_unique_claims),
+                    pg_catalog.array_agg(taken.fresh) INTO answers, news
+                FROM {schema}.take_keys(keys, ids) AS taken;
+                IF coalesce(pg_catalog.cardinality(answers), 0) < pg_catalog.cardinality(keys) THEN
+                    RAISE SQLSTATE 'AWA01';
+                END IF;
+                RETURN QUERY SELECT answer.unique_key, answer.job_id, answer.new
+                FROM ROWS FROM (pg_catalog.unnest(answers), pg_catalog.unnest(news))
+                    AS answer (unique_key, job_id, new);
+                EXIT;
+            EXCEPTION WHEN SQLSTATE 'AWA01' THEN
+                NULL;
+            END;
+        END IF;
+    END LOOP;
 END
 $body$""",
     """\
@@ -204,12 +236,14 @@ DOWN = (
     "DROP TRIGGER dlq_entries_claims_update ON {schema}.dlq_entries",
     "DROP TRIGGER dlq_entries_claims_delete ON {schema}.dlq_entries",
     "DROP TRIGGER dlq_entries_claims_truncate ON {schema}.dlq_entries",
-    "DROP TABLE {schema}.job_unique_claims",
+    "DROP TRIGGER job_unique_claims_idle ON {schema}.job_unique_claims",
     "DROP FUNCTION {schema}.drop_idle_claim()",
     "DROP FUNCTION {schema}.sync_claims()",
     "DROP FUNCTION {schema}.claim_keys(bytea[], bigint[])",
+    "DROP FUNCTION {schema}.take_keys(bytea[], bigint[])",
     "DROP FUNCTION {schema}.holds_claim(bigint, bytea)",
     "DROP FUNCTION {schema}.in_unique_state(text, smallint)",
+    "DROP TABLE {schema}.job_unique_claims",
     "DROP INDEX {schema}.ix_scheduled_jobs_claiming",
     "DROP VIEW {schema}.jobs",
     """\
