@@ -41,7 +41,7 @@ def called(transition: Transition) -> ColumnElement[bool]:
 
 def _stays(new: JobState) -> ColumnElement[bool]:
     """A job that is unique in `new`, and not while it waits, has to claim its key first."""
-    both = literal_column(str(JobState.WAITING_EXTERNAL.bit | new.bit))
+    both: ColumnElement[Any] = literal_column(str(JobState.WAITING_EXTERNAL.bit | new.bit))
     return func.coalesce(Job.unique_states.op("&")(both), 0) != literal_column(str(new.bit))
 
 

@@ -184,6 +184,7 @@ def retry_external(session: SyncSession, callback_id: UUID | str, /, *, run_leas
     if found is None:
         _claim_again(target, parameters, JobState.AVAILABLE)
         found = target.execute(statements.RETRY_CLAIMED, parameters).one_or_none()
+    row: Job
     row, attempt, _ = _found(parameters, found)
     again = {"error": "", "attempt": attempt, "next_run_at": row.run_at}
     ledger.stage(target, Staged(row, Outcome.RETRIED, again))
@@ -199,7 +200,7 @@ def heartbeat_callback(session: SyncSession, callback_id: UUID | str, /, *, time
     target = entered(session, "heartbeat_callback")
     wait = limits.duration("timeout", timeout)
     parameters = _called(callback_id, None) | {"timeout": wait.total_seconds()}
-    row = _found(parameters, target.scalars(statements.PROLONG, parameters).one_or_none())
+    row: Job = _found(parameters, target.scalars(statements.PROLONG, parameters).one_or_none())
     ledger.mark_dirty(target, row)
     expire_record(target, row.id)
     return row

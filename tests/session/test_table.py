@@ -216,7 +216,9 @@ def test_an_illegal_transition_changes_nothing(
     if walk.prepare:
         database.execute(walk.prepare)
     before = database.jobs()
-    if transition.guard is Guard.LEASE:
+    if name == "park" and place in (JobState.COMPLETED, JobState.FAILED, "dead letter"):
+        assert walk.act(session, held).id == held.id  # a callback was quicker
+    elif transition.guard is Guard.LEASE:
         with pytest.raises(StaleJobError) as caught:
             walk.act(session, held)
         stored = database.job(held.id)

@@ -48,7 +48,7 @@ def test_a_job_that_cannot_come_back_is_cancelled_as_a_duplicate(stage: Any, out
             ctx.session.add(Order(note=outcome))
         return OUTCOMES[outcome](ctx)
 
-    stage.app.on_cancelled(Sync, name="told")(lambda event: _told(event))
+    stage.app.on_cancelled(Sync, name="told")(_told)
     stage.app.task(Told)(lambda ctx: None)
     [first] = stage.enqueue(Sync(shop=1))
     stage.play(lambda: stage.states("worker_told") == ["completed"])
