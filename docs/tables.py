@@ -179,7 +179,8 @@ QUERIES = {
 FUNCTIONS = {
     "wake_workers": "sends the NOTIFY for the queues that a statement gave work to",
     "in_unique_state": "whether a row in this state, with these `unique_states`, holds its key",
-    "claim_keys": "takes keys for jobs, in the order of the keys, and says who has each",
+    "take_keys": "takes keys for jobs, in the order of the keys, and says who has each that is not under way",
+    "claim_keys": "the same, until there is an answer for each key",
     "holds_claim": "whether a job holds a key now, in whatever table its row is",
     "sync_claims": "after a change of a row, takes its key or lets it go; a row on its way to another table keeps it",
     "drop_idle_claim": "at the end of the transaction, drops a claim whose row never came",
