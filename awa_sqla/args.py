@@ -84,17 +84,21 @@ class KindOptions:
     abstract: bool = False
 
     def __post_init__(self) -> None:
-        limits.text("kind", self.kind)
-        limits.text("queue", self.queue)
-        limits.priority(self.priority)
-        limits.integer("max_attempts", self.max_attempts, 1, limits.ATTEMPTS)
+        checked = {
+            "kind": limits.text("kind", self.kind),
+            "queue": limits.text("queue", self.queue),
+            "priority": limits.priority(self.priority),
+            "max_attempts": limits.integer("max_attempts", self.max_attempts, 1, limits.ATTEMPTS),
+            "version": limits.integer("version", self.version, 1, limits.VERSIONS),
+            "tags": limits.tags(self.tags),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
         if self.deadline is not None:
             limits.duration("deadline", self.deadline)
         if not isinstance(self.backoff, Backoff):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidJob("backoff", f"must be a Backoff, not {type(self.backoff).__name__}")
-        object.__setattr__(self, "tags", limits.tags(self.tags))
         unique.checked(self.unique)
-        limits.integer("version", self.version, 1, limits.VERSIONS)
 
 
 def derive_kind(name: str) -> str:
@@ -134,7 +138,12 @@ class JobArgs(BaseModel):
         abstract: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init_subclass__(**kwargs)
+        try:
+            super().__init_subclass__(**kwargs)
+        except TypeError:
+            unknown = ", ".join(kwargs)
+            known = "kind, queue, priority, max_attempts, deadline, tags, unique, backoff, version, abstract"
+            raise TypeError(f"{cls.__name__}: unknown class keyword {unknown}; there are {known}") from None
         given = {
             "queue": queue,
             "priority": priority,

@@ -128,19 +128,23 @@ class UniqueConflict(AwaError):
     """Another job holds the unique key: this one would be its duplicate.
 
     `existing_id` is the holder, `unique_key` the 16 bytes, `kind` the kind of both. The duplicate is no longer in the
-    session; the caller's transaction and everything else in it stay usable.
+    session; the caller's transaction and everything else in it stay usable. Out of `enqueue_many()`, `position` says
+    which job it is, and `existing_id` is None when its twin is in the same list: no job of the list was added.
     """
 
-    def __init__(self, existing_id: int, unique_key: bytes, kind: str) -> None:
-        super().__init__(existing_id, unique_key, kind)
+    def __init__(self, existing_id: int | None, unique_key: bytes, kind: str, position: str = "") -> None:
+        super().__init__(existing_id, unique_key, kind, position)
         self.existing_id = existing_id
         self.unique_key = unique_key
         self.kind = kind
+        self.position = position
 
     def __str__(self) -> str:
+        where = f"{self.position}: " if self.position else ""
+        twin = "twice in the list" if self.existing_id is None else f"already, as job {self.existing_id}"
         return (
-            f"a job of kind {self.kind!r} with unique key {self.unique_key.hex()} exists already: job "
-            f'{self.existing_id}. Pass on_conflict="skip" to go on without a second one'
+            f"{where}a job of kind {self.kind!r} with unique key {self.unique_key.hex()} is there {twin}. "
+            'Pass on_conflict="skip" to go on without a second one'
         )
 
 

@@ -49,7 +49,7 @@ def text(field: str, value: object, *, longest: int = NAME_LENGTH) -> str:
     if len(value) > longest:
         raise InvalidJob(field, f"has {len(value)} characters, at most {longest} are allowed")
     storable(field, value)
-    return str(value)
+    return str.__str__(value)  # of an enumeration that is text, its text
 
 
 def storable(field: str, value: str) -> None:

@@ -35,11 +35,12 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.queue is not None:
-            limits.text("queue", self.queue)
+            object.__setattr__(self, "queue", limits.text("queue", self.queue))
         if self.priority is not None:
-            limits.priority(self.priority)
+            object.__setattr__(self, "priority", limits.priority(self.priority))
         if self.max_attempts is not None:
-            limits.integer("max_attempts", self.max_attempts, 1, limits.ATTEMPTS)
+            most = limits.integer("max_attempts", self.max_attempts, 1, limits.ATTEMPTS)
+            object.__setattr__(self, "max_attempts", most)
         if self.run_at is not None:
             limits.moment("run_at", self.run_at)
             if self.delay is not None:

@@ -25,7 +25,7 @@ from pydantic import BaseModel, ValidationError
 from awa_sqla import limits
 from awa_sqla.args import A, JobArgs, concrete
 from awa_sqla.errors import InvalidJob
-from awa_sqla.stable import in_order
+from awa_sqla.stable import as_kept, in_order
 
 Steps = tuple[int | str, ...]
 
@@ -48,7 +48,7 @@ def dump(args: JobArgs) -> dict[str, Any]:
     try:
         data = in_order(args, data)
         limits.json_value("args", data)
-        _same("args", args, _read(cls, json.dumps(_as_kept(data))))
+        _same("args", args, _read(cls, json.dumps(as_kept(data))))
     except InvalidJob:
         raise
     except ValidationError as exc:
@@ -71,19 +71,19 @@ def decode(cls: type[A], data: dict[str, Any], version: int | None = None) -> A:
     not fit the class, `InvalidJob` when it is of a newer version or cannot be upcast.
     """
     if version is not None and version != cls.__awa__.version:
-        data = upcast(cls, copy.deepcopy(data), version)
+        return _read(cls, upcast(cls, copy.deepcopy(data), version))
     return _read(cls, json.dumps(data))
 
 
 def decode_json(cls: type[A], text: str, version: int) -> A:
     """`decode()` from JSON text."""
     if version != cls.__awa__.version:
-        return _read(cls, json.dumps(upcast(cls, json.loads(text), version)))
+        return _read(cls, upcast(cls, json.loads(text), version))
     return _read(cls, text)
 
 
-def upcast(cls: type[JobArgs], data: dict[str, Any], version: int) -> dict[str, Any]:
-    """The row's data as the present version of the class has it."""
+def upcast(cls: type[JobArgs], data: dict[str, Any], version: int) -> str:
+    """The row's data as the present version of the class has it, as JSON."""
     known = cls.__awa__.version
     if version > known:
         raise InvalidJob(
@@ -91,13 +91,13 @@ def upcast(cls: type[JobArgs], data: dict[str, Any], version: int) -> dict[str, 
             f"were written by version {version} of {cls.__name__}, and this process has version {known}: upgrade it",
         )
     try:
-        made: object = cls.upcast(data, version)
+        made: Any = cls.upcast(data, version)
+        if isinstance(made, dict):
+            return json.dumps(made)
     except Exception as exc:
-        told = f"{cls.__name__}.upcast() of a row of version {version} raised {_told(exc)}"
-        raise InvalidJob("args", told) from exc
-    if not isinstance(made, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidJob("args", f"{cls.__name__}.upcast() returned a {limits.type_name(made)}, not a dict")
-    return made
+        told = f"of a row of version {version} failed: {_told(exc)}"
+        raise InvalidJob("args", f"{cls.__name__}.upcast() {told}") from exc
+    raise InvalidJob("args", f"{cls.__name__}.upcast() returned a {limits.type_name(made)}, not a dict")
 
 
 def misfit(exc: ValidationError, what: str, data: object = None) -> InvalidJob:
@@ -111,19 +111,6 @@ def _read(cls: type[A], text: str) -> A:
     """From JSON text: what a strict field refuses from Python objects (a date as text) is right there."""
     made: A = cls.__pydantic_validator__.validate_json(text, by_alias=False, by_name=True, extra="ignore")
     return made
-
-
-def _as_kept(value: Any) -> Any:
-    """JSON data as `jsonb` gives it back: numbers without an exponent and a negative zero, keys in its own order."""
-    if isinstance(value, float):
-        written = float.__repr__(value)
-        return int(Decimal(written)) if "e+" in written else value or 0.0
-    if isinstance(value, dict):
-        items = cast("dict[str, Any]", value).items()
-        return {key: _as_kept(item) for key, item in sorted(items, key=lambda item: (len(item[0].encode()), item[0]))}
-    if isinstance(value, list | tuple):
-        return [_as_kept(item) for item in cast("list[Any]", value)]
-    return value
 
 
 # ------------------------------------------------------------------------------------------------------- writing

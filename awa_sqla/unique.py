@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from awa_sqla import limits
 from awa_sqla.errors import InvalidJob
+from awa_sqla.stable import as_kept
 from awa_sqla.states import LIVE_STATES, JobState
 
 #: What happens to a duplicate: `UniqueConflict` out of the flush, or left out of it.
@@ -77,7 +78,7 @@ class Unique:
         if self.by_queue:
             digest.update(b"\0" + queue.encode())
         if self.by_args:
-            compact = json.dumps(args, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+            compact = json.dumps(as_kept(args), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
             digest.update(b"\0" + compact.encode())
         if self.period is not None:
             digest.update(b"\0" + self._bucket(now).to_bytes(8, "little", signed=True))

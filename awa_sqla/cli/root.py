@@ -114,7 +114,7 @@ def worker(
 @click.option("--schema", default="awa", show_default=True)
 @click.option("--sql", is_flag=True, help="Print the SQL from version 0 and run nothing.")
 @click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
-@click.option("--yes", is_flag=True, help="Go to a lower version although that drops tables.")
+@click.option("--yes", is_flag=True, help="Go to a lower version although that drops data.")
 @click.pass_obj
 def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, check: bool, yes: bool) -> None:
     """Install or change our schema, for apps without Alembic."""
@@ -138,7 +138,9 @@ def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, ch
                 click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
                 sys.exit(0 if found == steps.LATEST else EXIT_PRECONDITION)
             if target < steps.installed_version(connection, schema) and not yes:
-                raise click.UsageError("a lower version drops tables and the jobs in them; say so with --yes")
+                raise click.UsageError(
+                    "a lower version drops what the higher one added, data included; say so with --yes"
+                )
             before, after = steps.migrate(connection, target, schema)
         click.echo(f"schema {schema}: {'already at' if before == after else f'{before} ->'} version {after}")
     except SchemaVersionError as exc:

@@ -22,7 +22,7 @@ from awa_sqla.session.unique import comes_in, reenter
 log = logging.getLogger("awa_sqla.maintenance")
 
 #: A sweep cannot wait for the transaction of whoever has claimed the key.
-PATIENCE = "250ms"
+PATIENCE = "10ms"
 _TIMEOUT = literal_column("'lock_timeout'", Text)
 _GET = select(func.current_setting(_TIMEOUT))
 _SET = select(func.set_config(_TIMEOUT, bindparam("timeout", type_=Text), true()))

@@ -80,6 +80,10 @@ _NEXT: Executable = select(
 )
 
 
+#: How many jobs may claim their keys in one pass; the others that it has promoted wait for its commit meanwhile.
+CLAIMING = 100
+
+
 class Promoted(NamedTuple):
     """What one pass did: how many jobs, into which queues, and how long until the next is due (None: none)."""
 
@@ -106,7 +110,7 @@ def _promote_claiming(session: Session, limit: int) -> list[str]:
     listeners.install(session, "promote")
     require_transaction(session)
     queues: list[str] = []
-    for job in session.scalars(_CLAIMING, {"most": limit}).all():
+    for job in session.scalars(_CLAIMING, {"most": min(limit, CLAIMING)}).all():
         if may_come_in(session, job, JobState.AVAILABLE):
             queues += session.scalars(_PROMOTE_ONE, {"job_id": job.id})
             session.expunge(job)

@@ -114,13 +114,15 @@ class JobColumns:
     args_version: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"), sort_order=2)
 
     # Not mapped. Of a row that was enqueued: what becomes of it if its key is taken, and by which job it was; of a
-    # follow-up: the (spec, job, kind, outcome) that it is due to.
+    # follow-up: the (spec, job, kind, outcome) that it is due to; and whether it comes from another table.
     if TYPE_CHECKING:
         on_conflict: OnConflict | None
         duplicate_of: int | None
         origin: tuple[str, int, str, Outcome] | None
+        moved: bool
     else:
         on_conflict = duplicate_of = origin = None
+        moved = False
 
     def args_as(self, args_class: type[A], /) -> A:
         """The arguments as an instance of `args_class`; unknown fields are ignored. Does no I/O once loaded.
@@ -204,7 +206,7 @@ class Job(JobColumns, AwaBase):
         For plain jobs only; `enqueue()` makes scheduled, unique and late-bound ones. Raises `InvalidJob` naming the
         field, `ConfigurationError` for a job that is not plain.
         """
-        if not isinstance(args, JobArgs) and callable(args):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(args, JobArgs | type) and callable(args):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigurationError("Job.of() takes plain arguments: enqueue(session, callable) binds them late")
         request = EnqueueRequest(
             args,

@@ -35,8 +35,8 @@ def statements(from_: int, to: int, *, schema: str = SCHEMA) -> Iterator[str]:
     """
     checked_schema(schema)
     for version in (from_, to):
-        if not 0 <= version <= LATEST:
-            raise ConfigurationError(f"no schema version {version}: this package knows 0 to {LATEST}")
+        if version not in range(LATEST + 1):
+            raise ConfigurationError(f"no schema version {version!r}: this package knows 0 to {LATEST}")
     ledger = f"{quoted(schema)}.schema_version"
     for version in range(from_ + 1, to + 1):
         yield from _filled(STEPS[version - 1].up, schema)

@@ -25,7 +25,7 @@ from awa_sqla.errors import InvalidJob, UniqueConflict
 from awa_sqla.models.base import JobState, jobs_id_seq
 from awa_sqla.models.job import Job, ScheduledJob
 from awa_sqla.requests import EnqueueRequest
-from awa_sqla.session import lineage
+from awa_sqla.session import ledger, lineage
 from awa_sqla.session.copying import copy_rows, field, savepoint
 from awa_sqla.session.lineage import Parent
 from awa_sqla.session.steps import entered
@@ -56,16 +56,21 @@ def enqueue_many(
     psycopg, asyncpg or psycopg2.
 
     Raises `InvalidJob` with the position, "jobs[3].args.to" for instance, and `UniqueConflict`: no job of the list was
-    added, and the transaction stays usable. Raises `UnsupportedSession`, `ConfigurationError`. (DESIGN 7)
+    added, and the transaction stays usable. `existing_id` is None when the twin is in the list itself. What iterates
+    may read through the session, not write. Raises `UnsupportedSession`, `ConfigurationError`. (DESIGN 7)
     """
     target = entered(session, "enqueue_many")
     preparation = _Preparation(checked_policy(on_conflict), lineage.running())
     rest = _several(jobs)
     ids: list[int | None] = []
-    if not (chunk := list(islice(rest, CHUNK))):
+    if not isinstance(jobs, list | tuple):
+        target.flush()  # what the iterable reads is there, and what it writes is its own
+    with ledger.sending(target):
+        chunk = list(islice(rest, CHUNK))
+    if not chunk:
         return ids
     target.flush()
-    with savepoint(jobs_connection(target)) if len(chunk) >= MANY else nullcontext():
+    with ledger.sending(target), savepoint(jobs_connection(target)) if len(chunk) >= MANY else nullcontext():
         while chunk:
             if len(chunk) < MANY or any(map(_is_unique, chunk)):
                 # All keys by one statement: two that want the same ones cannot wait for each other.
@@ -271,7 +276,9 @@ def _claim(session: Session, jobs: Sequence[_Checked], ids: Sequence[int]) -> fr
     refused = {n: key for n, key in duplicates.items() if jobs[n].plan.policy == "raise"}
     if refused:
         give_back(session, holders)
-        # Of a stored job first: the id of one in the list itself is given back too.
+        # Of a stored job first; one that is in the list itself has no id, since none of the list is added.
         position, key = min(refused.items(), key=lambda each: holders[each[1]].fresh)
-        raise UniqueConflict(holders[key].job_id, key, jobs[position].plan.kind)
+        holder = None if holders[key].fresh else holders[key].job_id
+        where = f"jobs[{position}]" + (f" repeats jobs[{first[key]}]" if holder is None else "")
+        raise UniqueConflict(holder, key, jobs[position].plan.kind, where)
     return frozenset(duplicates)

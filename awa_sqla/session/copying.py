@@ -66,65 +66,76 @@ def copy_rows(connection: Connection, table: str, columns: Sequence[str], lines:
     dialect = connection.dialect
     driver, quote = dialect.driver, dialect.identifier_preparer.quote_identifier
     schema = schema_in(connection)
-    statement = f"COPY {quote(schema)}.{quote(table)} ({', '.join(map(quote, columns))}) FROM STDIN"
+    statement = (
+        f"COPY {quote(schema)}.{quote(table)} ({', '.join(map(quote, columns))}) FROM STDIN WITH (ENCODING 'UTF8')"
+    )
     raw: Any = connection.connection.driver_connection
+    source = _Source(lines)
     try:
         if driver == "psycopg" and dialect.is_async:
-            await_only(_psycopg_async(raw, statement, lines))
+            await_only(_psycopg_async(raw, statement, source))
         elif driver == "psycopg":
             with raw.cursor() as cursor, cursor.copy(statement) as copy:
-                for chunk in _chunks(lines):
+                for chunk in source:
                     copy.write(chunk)
         elif driver == "asyncpg":
-            where = {"schema_name": schema, "columns": columns, "format": "text"}
-            await_only(raw.copy_to_table(table, source=_later(_chunks(lines)), **where))
+            where = {"schema_name": schema, "columns": columns, "format": "text", "encoding": "UTF8"}
+            await_only(raw.copy_to_table(table, source=_later(source), **where))
         elif driver == "psycopg2":
             with raw.cursor() as cursor:
-                source = _Source(_chunks(lines))
-                try:
-                    cursor.copy_expert(statement, source)
-                except Exception:
-                    if source.error is not None:  # psycopg2 itself makes text of it
-                        raise source.error from None
-                    raise
+                cursor.copy_expert(statement, source)
         else:
             raise ConfigurationError(f"enqueue_many() needs psycopg, asyncpg or psycopg2, not {driver}")
     except Exception as exc:
-        state = getattr(exc, "sqlstate", None) or getattr(exc, "pgcode", None)
-        if state is None:
+        if source.error is not None:  # psycopg2 makes text of it
+            raise source.error from None
+        if isinstance(exc, ConfigurationError):
             raise
-        raise _ERRORS.get(state[:2], DBAPIError)(statement, None, exc) from exc
+        raise _as_sqlalchemys(connection, statement, exc) from exc
+
+
+def _as_sqlalchemys(connection: Connection, statement: str, error: Exception) -> DBAPIError:
+    """What SQLAlchemy would have raised, and made of its connection."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    raw: Any = connection.connection.driver_connection
+    closed = raw.is_closed() if hasattr(raw, "is_closed") else bool(raw.closed)
+    cls = _ERRORS.get(state[:2], DBAPIError) if state else OperationalError
+    if closed:
+        connection.invalidate(error)
+    return cls(statement, None, error, connection_invalidated=closed)
 
 
 class _Source:
-    """Chunks as the file that psycopg2 reads."""
+    """The rows in chunks: to iterate over, or to read like a file. `error` is what made them end too early."""
 
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks, self._rest = chunks, b""
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines, self._rest = iter(lines), b""
         self.error: BaseException | None = None
 
+    def __iter__(self) -> Iterator[bytes]:
+        while chunk := self._next():
+            yield chunk
+
     def read(self, size: int) -> bytes:
-        try:
-            self._rest = self._rest or next(self._chunks, b"")
-        except BaseException as exc:
-            self.error = exc
-            raise
+        """For psycopg2."""
+        self._rest = self._rest or self._next()
         piece, self._rest = self._rest[:size], self._rest[size:]
         return piece
 
+    def _next(self) -> bytes:
+        try:
+            return "".join(islice(self._lines, CHUNK)).encode()
+        except BaseException as exc:
+            self.error = exc
+            raise
 
-async def _psycopg_async(raw: Any, statement: str, lines: Iterable[str]) -> None:
+
+async def _psycopg_async(raw: Any, statement: str, source: Iterable[bytes]) -> None:
     async with raw.cursor() as cursor, cursor.copy(statement) as copy:
-        for chunk in _chunks(lines):
+        for chunk in source:
             await copy.write(chunk)
 
 
-async def _later(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
+async def _later(source: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in source:
         yield chunk
-
-
-def _chunks(lines: Iterable[str]) -> Iterator[bytes]:
-    rest = iter(lines)
-    while chunk := "".join(islice(rest, CHUNK)):
-        yield chunk.encode()

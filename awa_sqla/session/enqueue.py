@@ -115,6 +115,10 @@ def enqueue(
         job = rows.build(EnqueueRequest(args, **options), parent)
         listeners.install(target, "enqueue")
     else:
+        if isinstance(args, EnqueueRequest):
+            raise InvalidJob(
+                "args", "is an EnqueueRequest: give its options to enqueue(), or the request to enqueue_many()"
+            )
         if isinstance(args, type) or not callable(args):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidJob("args", f"must be a JobArgs instance or a callable that returns one, not {args!r:.100}")
         waiting = late.Late(Options(**options), args, parent)
@@ -166,6 +170,8 @@ def enqueue_unique(session: SyncSession, args: JobArgs, /, **options: Unpack[Uni
     raise; then this job is not in the session. (DESIGN 7)
     """
     target = entered(session, "enqueue_unique")
+    if unknown := options.keys() - UniqueOptions.__annotations__.keys():
+        raise TypeError(f"enqueue_unique() takes no {', '.join(sorted(unknown))}")
     request = EnqueueRequest(args, **options, on_conflict="skip")
     if request.uniqueness is None:
         raise InvalidJob(

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 from pydantic import ValidationError
 from sqlalchemy.orm import Session, SessionTransaction
@@ -34,6 +34,7 @@ class Late:
     function: Callable[[], JobArgs]
     parent: Parent | None
     job: Job | ScheduledJob = field(init=False)
+    begun: bool = False
     bound: bool = False
     error: Exception | None = None
 
@@ -42,17 +43,23 @@ class Late:
 
     def bind(self) -> Job | ScheduledJob:
         """Call the callable and fill the job. Raises what it raises, and `InvalidJob` for what it returns."""
+        self.begun = True  # a savepoint that the callable releases must not call it again
         try:
             rows.fill(self.job, EnqueueRequest.of(_args(self.function), self.options), self.parent)
         except Exception as exc:
             self.error = exc
             raise
+        except BaseException:
+            self.begun = False
+            raise
         self.bound = True
         return self.job
 
 
-_pending: WeakKeyDictionary[SessionTransaction, list[Late]] = WeakKeyDictionary()
 _bound: WeakSet[SessionTransaction] = WeakSet()
+
+#: Kept on the transaction itself: a callable may refer to its own session, and would keep a weak table's key alive.
+_PENDING = "_awa_sqla_late"
 
 
 def wait(session: Session, late: Late) -> bool:
@@ -60,7 +67,7 @@ def wait(session: Session, late: Late) -> bool:
     transaction = ledger.boundary(session) or session.begin()
     if transaction in _bound and ledger.is_ending(transaction):
         return False
-    _pending.setdefault(transaction, []).append(late)
+    vars(transaction).setdefault(_PENDING, []).append(late)
     return True
 
 
@@ -71,18 +78,23 @@ def bind_all(session: Session) -> None:
     savepoint that was rolled back since, is added again.
     """
     ending = ledger.ending(session)
-    while waiting := [late for late in _of(ending) if not late.bound]:
-        session.flush()
+    while True:
+        session.flush()  # first of all: a listener may enqueue in it
+        waiting = [late for late in _of(ending) if not late.begun or late.error is not None]
+        if not waiting:
+            break
         for late in waiting:
             if late.error is not None:
                 raise late.error
             session.add(late.bind())
-    session.add_all(job for job in ledger.missing(session, [late.job for late in _of(ending)]) if job not in session)
+    session.add_all(
+        job for job in ledger.missing(session, [late.job for late in _of(ending) if late.bound]) if job not in session
+    )
     _bound.update(ending)
 
 
 def _of(transactions: list[SessionTransaction]) -> list[Late]:
-    return [late for transaction in transactions for late in _pending.get(transaction, ())]
+    return [late for transaction in transactions for late in vars(transaction).get(_PENDING, ())]
 
 
 def _args(function: Callable[[], JobArgs]) -> JobArgs:
@@ -93,5 +105,6 @@ def _args(function: Callable[[], JobArgs]) -> JobArgs:
     if not isinstance(made, JobArgs):
         if inspect.iscoroutine(made):
             made.close()  # nobody will await it
-        raise InvalidJob("args", f"the callable returned a {limits.type_name(made)}, not a JobArgs instance")
+        hint = "; use a plain function" if inspect.iscoroutine(made) else ""
+        raise InvalidJob("args", f"the callable returned a {limits.type_name(made)}, not a JobArgs instance{hint}")
     return made

@@ -7,10 +7,11 @@ event needed. `session.info` would outlive both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction
@@ -47,11 +48,14 @@ class Staged:
 
 @dataclass(slots=True, eq=False)
 class Ledger:
-    """The staged transitions of one transaction, in order, and the duplicates that were left out of its flushes."""
+    """The staged transitions of one transaction, in order; the duplicates that were left out of its flushes, and the
+    (key, id) that new rows have claimed.
+    """
 
     staged: list[Staged] = field(default_factory=list[Staged])
     draining: bool = False
     left_out: set[object] = field(default_factory=set[object])
+    claims: dict[object, tuple[bytes, int]] = field(default_factory=dict[object, tuple[bytes, int]])
 
 
 _ledgers: WeakKeyDictionary[SessionTransaction, Ledger] = WeakKeyDictionary()
@@ -95,8 +99,46 @@ def stage(session: Session, entry: Staged) -> None:
         note(transaction, Happening(EVENTS[entry.outcome], entry.snapshot, entry.context))
     mark_dirty(session, entry.row)
     for row in entry.rows:
+        row.moved = True  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
         _make_room(session, row)
     session.add_all(entry.rows)
+
+
+_sending: WeakSet[Session] = WeakSet()
+
+
+def is_sending(session: Session) -> bool:
+    """Whether `enqueue_many()` is at work in this session: what its iterable wrote would go with its savepoint."""
+    return session in _sending
+
+
+@contextmanager
+def sending(session: Session) -> Generator[None, None, None]:
+    """While the iterable of `enqueue_many()` runs, nothing else is written through the session."""
+    _sending.add(session)
+    try:
+        yield
+    finally:
+        _sending.discard(session)
+
+
+def claimed(session: Session, row: object, key: bytes, job_id: int) -> None:
+    """A new row has claimed a key, ahead of its INSERT."""
+    transaction = boundary(session)
+    if transaction is not None:
+        _ledgers.setdefault(transaction, Ledger()).claims[row] = (key, job_id)
+
+
+def idle_claims(session: Session) -> dict[bytes, int]:
+    """Keys that were claimed for rows which were never stored, and are no longer in the session."""
+    idle: dict[bytes, int] = {}
+    for ledger in unsettled(session):
+        gone = [row for row in ledger.claims if inspect(row).key is not None or row not in session]
+        for row in gone:
+            key, job_id = ledger.claims.pop(row)
+            if inspect(row).key is None:
+                idle[key] = job_id
+    return idle
 
 
 def leave_out(session: Session, row: object) -> None:
@@ -197,6 +239,7 @@ def hand_over(session: Session) -> None:
         parent = _ledgers.setdefault(transaction.parent, Ledger())
         parent.staged.extend(ledger.staged)
         parent.left_out |= ledger.left_out
+        parent.claims |= ledger.claims
 
 
 def defer_all(session: Session, *, error: str | None = None) -> None:

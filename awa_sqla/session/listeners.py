@@ -19,7 +19,7 @@ from __future__ import annotations
 from weakref import WeakSet
 
 from sqlalchemy import event
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import ORMExecuteState, Session
 
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.session import drain, guards, happenings, late, ledger, rows, target, unique
@@ -53,11 +53,26 @@ def install(where: Session | type[Session], caller: str = "attach") -> None:
     event.listen(where, "after_flush", _sql_sent, insert=True)
     event.listen(where, "after_flush_postexec", _after_flush)
     event.listen(where, "after_commit", _after_commit)
-    event.listen(where, "do_orm_execute", guards.refuse_statements, insert=True)
+    event.listen(where, "do_orm_execute", _before_statement, insert=True)
     _installed.add(where)
 
 
+def _refuse_while_sending(session: Session) -> None:
+    if ledger.is_sending(session):
+        raise ConfigurationError(
+            "the iterable of enqueue_many() must not write through the same session: add your rows before the call, or "
+            "pass a list"
+        )
+
+
+def _before_statement(state: ORMExecuteState) -> None:
+    if not state.is_select and not state.execution_options.get(guards.MANAGED):
+        _refuse_while_sending(state.session)
+    guards.refuse_statements(state)
+
+
 def _before_flush(session: Session, flush_context: object, instances: object) -> None:  # noqa: ARG001
+    _refuse_while_sending(session)
     ledger.flush_begins(session)
     drain.drain(session)
     guards.refuse_writes(session)
@@ -68,6 +83,7 @@ def _before_flush(session: Session, flush_context: object, instances: object) ->
 
 
 def _before_commit(session: Session) -> None:
+    _refuse_while_sending(session)
     late.bind_all(session)
     drain.drain(session, outer=True)
 

@@ -25,6 +25,8 @@ def entered(session: object, verb: str, *, transition: bool = False) -> Session:
     if transition:
         marks.require_registry(target, verb)
     require_transaction(target)
+    if ledger.is_sending(target):
+        raise ConfigurationError(f"{verb}() was called by the iterable of an enqueue_many() of the same session")
     if not ledger.flushing(target):
         drain.drain(target, outer=True)  # the row of a move may have been expunged, and must be found
         if not target.autoflush and listeners.pending(target):

@@ -68,8 +68,10 @@ _GIVE_BACK = delete(UniqueClaim).where(
 def claim_keys(session: Session, wanted: Mapping[bytes, int | None]) -> dict[bytes, Holder]:
     """Claim keys for jobs with these ids, or with new ones (None), and say who holds each now.
 
-    Waits for other transactions that have claimed one of them and are still open. One statement.
+    Waits for other transactions that have claimed one of them and are still open. One statement, and one more where a
+    job that had claimed a key was taken out of the session before its INSERT.
     """
+    _take_back(session, ledger.idle_claims(session))
     claim, parameters = _claim(schema_of(session)), {"keys": list(wanted), "ids": list(wanted.values())}
     rows = jobs_connection(session).execute(claim, parameters)
     return {bytes(key): Holder(job_id, fresh) for key, job_id, fresh in rows}
@@ -77,9 +79,12 @@ def claim_keys(session: Session, wanted: Mapping[bytes, int | None]) -> dict[byt
 
 def give_back(session: Session, claims: Mapping[bytes, Holder]) -> None:
     """Let go of the claims that were taken just now."""
-    fresh = {key: holder.job_id for key, holder in claims.items() if holder.fresh}
-    if fresh:
-        jobs_connection(session).execute(_GIVE_BACK, {"keys": list(fresh), "ids": list(fresh.values())})
+    _take_back(session, {key: holder.job_id for key, holder in claims.items() if holder.fresh})
+
+
+def _take_back(session: Session, claims: Mapping[bytes, int]) -> None:
+    if claims:
+        jobs_connection(session).execute(_GIVE_BACK, {"keys": list(claims), "ids": list(claims.values())})
 
 
 def reenter(session: Session, job: Job | ScheduledJob, state: JobState) -> None:
@@ -107,7 +112,7 @@ def settle_flush(session: Session) -> None:
     stays pending. A follow-up that is not to be skipped is a `FollowUpError`, and stays.
     """
     rows = [row for row in session.new if isinstance(row, JOB_TABLES) and _claims(row)]
-    if any(not _moves(row) for row in rows):
+    if any(not row.moved for row in rows):
         settle(session, sorted(rows, key=_seniority))
 
 
@@ -142,20 +147,23 @@ def settle(session: Session, rows: Sequence[Row]) -> None:
     for row, holder_id in duplicates:
         row.duplicate_of = holder_id
         _drop(session, row)
+    for key, row in first.items():
+        if holders[key].fresh and not row.moved:
+            ledger.claimed(session, row, key, holders[key].job_id)
 
 
 def _moving(session: Session) -> dict[bytes, Row]:
     """The rows that are between two tables, and out of the session: they keep the keys that they had."""
     staged = [row for found in ledger.unsettled(session) for entry in found.staged for row in entry.rows]
     rows = [row for row in ledger.missing(session, staged) if isinstance(row, JOB_TABLES) and _claims(row)]
-    return {row.unique_key: row for row in rows if row.unique_key is not None and _moves(row)}
+    return {row.unique_key: row for row in rows if row.unique_key is not None and row.moved}
 
 
 def _refuse(session: Session, refused: list[tuple[Row, int]]) -> None:
     row, holder = refused[0]
     for duplicate, _ in refused:
         # A follow-up stays, and its transition with it, and so does a row that has left another table already.
-        if duplicate.origin is None and not _moves(duplicate):
+        if duplicate.origin is None and not duplicate.moved:
             _drop(session, duplicate)
     conflict = UniqueConflict(holder, row.unique_key or b"", row.kind)
     if row.origin is not None:
@@ -182,12 +190,7 @@ def _claims(row: Row) -> bool:
     return bool(row.unique_states & (row.state or default).bit)
 
 
-def _moves(row: Row) -> bool:
-    """Whether a row comes from another table: such rows have an id, and nobody has enqueued them."""
-    return row.on_conflict is None and _id(row) is not None
-
-
 def _seniority(row: Row) -> tuple[bool, int]:
     """Rows that move hold their keys already; then the order in which they were added."""
     state: Any = inspect(row)
-    return not _moves(row), state.insert_order
+    return not row.moved, state.insert_order

@@ -249,7 +249,7 @@ class Worker:
             context = run.context(self._books, self._state, None if task.is_async else self._loop)
         except ValidationError as exc:
             return running.undecodable(exc)
-        except Exception as exc:  # noqa: BLE001 - a validator of the app may raise anything
+        except (Exception, SystemExit) as exc:  # noqa: BLE001 - a validator of the app may raise anything
             return Failed(exc, terminal=True)
         if run.stop_reason is not None and task.is_async:
             return running.interrupted(run.stop_reason)

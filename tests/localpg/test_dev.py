@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +15,14 @@ import pytest
 from tests.processes import hear_interrupts
 
 DEV = Path(__file__).resolve().parents[2] / "dev.py"
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """What runs a child passes signals on to it; the tests that follow are to end by theirs."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

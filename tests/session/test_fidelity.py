@@ -63,7 +63,7 @@ from sqlalchemy import Text, cast, select
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict
 
-from awa_sqla import InvalidJob, Job, JobArgs, enqueue, enqueue_many, stored
+from awa_sqla import InvalidJob, Job, JobArgs, enqueue, enqueue_many, stable, stored
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.stored import decode, decode_json, dump, dump_text, is_plain
 from tests.databases import Server, libpq_url
@@ -122,7 +122,7 @@ class Keeper:
         accepted = [(args, text) for args in many if (text := written(args)) is not None]
         for (args, text), back in zip(accepted, self.kept([text for _, text in accepted]), strict=True):
             cls = type(args)
-            assert json.dumps(json.loads(back)) == json.dumps(stored._as_kept(json.loads(text)))
+            assert json.dumps(json.loads(back)) == json.dumps(stable.as_kept(json.loads(text)))
             for again in (decode_json(cls, back, 1), decode(cls, json.loads(back))):
                 assert picture(again) == picture(args), (args, back)
                 if isinstance(getattr(args, "value", None), OrderedDict) and isinstance(again.value, OrderedDict):
@@ -988,7 +988,7 @@ def test_ordered_dicts_in_the_order_of_jsonb_are_accepted() -> None:
     lambda inner: st.lists(inner) | st.dictionaries(good, inner),
 ), max_size=12))  # fmt: skip
 def test_what_jsonb_makes_of_json_is_foreseen(keeper: Keeper, values: list[Any]) -> None:
-    expected = [json.dumps(stored._as_kept(value)) for value in values]
+    expected = [json.dumps(stable.as_kept(value)) for value in values]
     assert [json.dumps(json.loads(kept)) for kept in keeper.kept([json.dumps(value) for value in values])] == expected
 
 

@@ -168,6 +168,29 @@ BEGIN
 END
 $body$""",
     """\
+INSERT INTO {schema}.job_unique_claims (unique_key, job_id)
+SELECT DISTINCT ON (unique_key) unique_key, id FROM {schema}.jobs
+WHERE unique_key IS NOT NULL AND {schema}.in_unique_state(state, unique_states)
+ORDER BY unique_key, id""",
+    """\
+UPDATE {schema}.jobs_hot AS job SET unique_key = NULL, unique_states = NULL
+WHERE unique_key IS NOT NULL AND NOT EXISTS (
+    SELECT FROM {schema}.job_unique_claims AS claim
+    WHERE claim.unique_key = job.unique_key AND claim.job_id = job.id
+) AND EXISTS (SELECT FROM {schema}.job_unique_claims AS claim WHERE claim.unique_key = job.unique_key)""",
+    """\
+UPDATE {schema}.scheduled_jobs AS job SET unique_key = NULL, unique_states = NULL
+WHERE unique_key IS NOT NULL AND NOT EXISTS (
+    SELECT FROM {schema}.job_unique_claims AS claim
+    WHERE claim.unique_key = job.unique_key AND claim.job_id = job.id
+) AND EXISTS (SELECT FROM {schema}.job_unique_claims AS claim WHERE claim.unique_key = job.unique_key)""",
+    """\
+UPDATE {schema}.dlq_entries AS job SET unique_key = NULL, unique_states = NULL
+WHERE unique_key IS NOT NULL AND NOT EXISTS (
+    SELECT FROM {schema}.job_unique_claims AS claim
+    WHERE claim.unique_key = job.unique_key AND claim.job_id = job.id
+) AND EXISTS (SELECT FROM {schema}.job_unique_claims AS claim WHERE claim.unique_key = job.unique_key)""",
+    """\
 CREATE TRIGGER jobs_hot_claims_insert AFTER INSERT
 ON {schema}.jobs_hot FOR EACH ROW WHEN (NEW.unique_key IS NOT NULL)
 EXECUTE FUNCTION {schema}.sync_claims()""",
@@ -216,11 +239,6 @@ FOR EACH STATEMENT EXECUTE FUNCTION {schema}.sync_claims()""",
 CREATE CONSTRAINT TRIGGER job_unique_claims_idle AFTER INSERT ON {schema}.job_unique_claims
 DEFERRABLE INITIALLY DEFERRED FOR EACH ROW WHEN (pg_catalog.pg_trigger_depth() = 0)
 EXECUTE FUNCTION {schema}.drop_idle_claim()""",
-    """\
-INSERT INTO {schema}.job_unique_claims (unique_key, job_id)
-SELECT DISTINCT ON (unique_key) unique_key, id FROM {schema}.jobs
-WHERE unique_key IS NOT NULL AND {schema}.in_unique_state(state, unique_states)
-ORDER BY unique_key, id""",
 )
 
 DOWN = (
