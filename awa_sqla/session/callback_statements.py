@@ -23,6 +23,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Job
 from awa_sqla.models.records import Queue
+from awa_sqla.session.statements import LOCK as HELD_LOCK
 from awa_sqla.session.statements import NOW, OPTIONS, among, effects, held, keeps_dead_letters, seconds, wake
 from awa_sqla.session.table import TRANSITIONS, Transition
 
@@ -91,6 +92,9 @@ LOCK = (
     .with_for_update(of=Job, key_share=True)
     .execution_options(populate_existing=True)
 )
+
+LOCK_WAITING = LOCK.where(among(Job.state, TRANSITIONS["retry_external"].sources))
+LOCK_UNCALLED = HELD_LOCK.where(Job.callback_id.is_(None))
 
 _complete = (
     update(Job)

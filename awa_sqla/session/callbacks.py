@@ -27,7 +27,7 @@ from awa_sqla.models.job import Attempt, DeadLetter, Job
 from awa_sqla.models.wakeups import channel
 from awa_sqla.session import callback_statements as statements
 from awa_sqla.session import ledger
-from awa_sqla.session.failing import Failure, end_attempt, end_locked
+from awa_sqla.session.failing import Failure, end_locked
 from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
@@ -104,14 +104,17 @@ def park(session: SyncSession, job: Held, token: CallbackToken, /) -> Job | Dead
     attempt = held(target, job)
     if not isinstance(token, CallbackToken):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidJob("token", f"must be the CallbackToken of register_callback(), not {limits.type_name(token)}")
-    row = target.scalars(statements.PARK, fence(attempt, callback=token.id)).one_or_none()
-    if row is None:
-        return _not_parked(target, attempt, token)
-    ledger.stage(target, Staged(row, Outcome.WAITING_FOR_CALLBACK))
-    return row
+    while True:
+        row = target.scalars(statements.PARK, fence(attempt, callback=token.id)).one_or_none()
+        if row is not None:
+            ledger.stage(target, Staged(row, Outcome.WAITING_FOR_CALLBACK))
+            return row
+        if (found := _not_parked(target, attempt, token)) is not None:
+            return found
 
 
-def _not_parked(session: Session, attempt: Attempt, token: CallbackToken) -> Job | DeadLetter:
+def _not_parked(session: Session, attempt: Attempt, token: CallbackToken) -> Job | DeadLetter | None:
+    """What has become of an attempt that does not wait for this token; None when that changes just now."""
     now: Job | DeadLetter | None = as_it_is(session, attempt)
     if now is None:
         now = session.get(DeadLetter, attempt.id, populate_existing=True)
@@ -124,7 +127,12 @@ def _not_parked(session: Session, attempt: Attempt, token: CallbackToken) -> Job
     if now.callback_id is not None:
         raise CallbackNotFound(token.id)
     entry = {"error": "wait_for_callback without a registered callback", "type": "wait_for_callback_contract_violation"}
-    failed = end_attempt(session, attempt, Failure(entry=entry, terminal=True, kept_as=entry["type"]))
+    where = {"bind": jobs_bind(session)}
+    locked = session.execute(statements.LOCK_UNCALLED, fence(attempt), bind_arguments=where).one_or_none()
+    if locked is None:
+        return None
+    failure = Failure(entry=entry, terminal=True, kept_as=entry["type"])
+    failed = end_locked(session, locked[0], failure, keeps_dead_letters=locked[1])
     assert isinstance(failed, Job | DeadLetter)  # noqa: S101 - terminal: never a retry
     return failed
 
@@ -147,7 +155,7 @@ def complete_external(
     parameters = _called(callback_id, run_lease) | {"given_result": checked}
     row = target.scalars(statements.COMPLETE, parameters).one_or_none()
     if row is None:
-        _claim_again(target, parameters, JobState.COMPLETED)
+        _claim_again(target, statements.LOCK, parameters, JobState.COMPLETED)
         row = _found(parameters, target.scalars(statements.COMPLETE_CLAIMED, parameters).one_or_none())
     ledger.stage(target, Staged(row, Outcome.COMPLETED, {"result": checked, "by_callback": True}))
     return row
@@ -182,7 +190,7 @@ def retry_external(session: SyncSession, callback_id: UUID | str, /, *, run_leas
     parameters = _called(callback_id, run_lease) | {"channel": channel(schema_of(target))}
     found = target.execute(statements.RETRY, parameters).one_or_none()
     if found is None:
-        _claim_again(target, parameters, JobState.AVAILABLE)
+        _claim_again(target, statements.LOCK_WAITING, parameters, JobState.AVAILABLE)
         found = target.execute(statements.RETRY_CLAIMED, parameters).one_or_none()
     row: Job
     row, attempt, _ = _found(parameters, found)
@@ -226,8 +234,8 @@ def _found(parameters: dict[str, Any], found: Any) -> Any:
     return found
 
 
-def _claim_again(session: Session, parameters: dict[str, Any], state: JobState) -> None:
+def _claim_again(session: Session, lock: Any, parameters: dict[str, Any], state: JobState) -> None:
     """A job that is unique in `state` and not while it waits takes its key again first."""
     where = {"bind": jobs_bind(session)}
-    row, _ = _found(parameters, session.execute(statements.LOCK, parameters, bind_arguments=where).one_or_none())
+    row, _ = _found(parameters, session.execute(lock, parameters, bind_arguments=where).one_or_none())
     reenter(session, row, state)

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from awa_sqla import (
+    Attempt,
     CallbackNotFound,
     CallbackToken,
     Completed,
@@ -33,7 +34,7 @@ from awa_sqla import (
     register_callback,
     retry_external,
 )
-from awa_sqla.maintenance import rescue
+from awa_sqla.maintenance import promote, rescue
 from awa_sqla.models.wakeups import queue_payload
 from tests.app import NotifyOps, Order, Signup
 from tests.session.steps import HOUR, MINUTE, again, running
@@ -154,8 +155,6 @@ def test_a_token_of_an_earlier_attempt_is_refused(session: Session, database: Da
     rescue(session, stale_after=MINUTE)
     session.commit()
     database.execute("UPDATE scheduled_jobs SET run_at = now()")
-    from awa_sqla.maintenance import promote
-
     promote(session)
     session.commit()
     again(session, session.get_one(Job, job_id))
@@ -363,3 +362,46 @@ def test_a_job_that_comes_back_by_its_callback_claims_its_key(session: Session, 
     assert retry_external(session, token.id).state == "available"
     session.commit()
     assert holders(database) == [job.id]
+
+
+# ------------------------------------------------------------------------------------------- while another is at it
+def test_a_registration_that_commits_meanwhile_is_parked_on(world: World, session: Session, database: Database) -> None:
+    held = Attempt.of(running(session))
+    token = register_callback(session, held, timeout=HOUR)
+    meanwhile = world.meanwhile(lambda other: str(park(other, held, token).state))
+    database.wait_until_one_is_blocked()
+    session.commit()
+    assert meanwhile.result() == "waiting_external"
+    assert database.job(held.id).errors == []
+
+
+def test_a_job_that_completes_while_it_is_parked_is_returned_as_it_is(
+    world: World, session: Session, database: Database
+) -> None:
+    job, token = registered(session)
+    cancel_callback(session, job)
+    session.commit()
+    held = Attempt.of(job)
+    complete(session, held)
+    session.flush()
+    meanwhile = world.meanwhile(lambda other: str(park(other, held, token).state))
+    database.wait_until_one_is_blocked()
+    session.commit()
+    assert meanwhile.result() == "completed"
+
+
+@in_two_worlds
+def test_a_refused_retry_leaves_the_key_and_the_row_alone(session: Session, database: Database) -> None:
+    enqueue(session, Pending(day=1))
+    session.commit()
+    [job] = claim(session, "default", limit=1)
+    token = register_callback(session, Attempt.of(job), timeout=HOUR)
+    session.commit()
+    with pytest.raises(CallbackNotFound):
+        retry_external(session, token.id)
+    assert len(database.rows("SELECT id FROM jobs_hot FOR NO KEY UPDATE SKIP LOCKED")) == 1  # a rescue must see it
+    successor = enqueue(session, Pending(day=1), on_conflict="skip")
+    session.flush()
+    assert successor.duplicate_of is None
+    session.commit()
+    assert holders(database) == [successor.id]
