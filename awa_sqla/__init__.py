@@ -23,6 +23,7 @@ from awa_sqla.app import Awa
 from awa_sqla.args import Backoff, JobArgs
 from awa_sqla.errors import (
     AwaError,
+    CallbackNotFound,
     ConfigurationError,
     DuplicateKind,
     FollowUpError,
@@ -51,6 +52,16 @@ from awa_sqla.models import (
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.session.batch import CompletedBatch, Completion, complete_many
 from awa_sqla.session.bulk import enqueue_many
+from awa_sqla.session.callbacks import (
+    CallbackToken,
+    cancel_callback,
+    complete_external,
+    fail_external,
+    heartbeat_callback,
+    park,
+    register_callback,
+    retry_external,
+)
 from awa_sqla.session.cancel import cancel
 from awa_sqla.session.enqueue import EnqueueResult, enqueue, enqueue_unique
 from awa_sqla.session.events import (
@@ -69,7 +80,7 @@ from awa_sqla.session.tree import lineage
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
 from awa_sqla.states import LIVE_STATES
 from awa_sqla.unique import Unique
-from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, Worker
+from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, WaitForCallback, Worker
 
 __version__ = "0.1.0"
 
@@ -78,6 +89,8 @@ __all__ = [
     "Awa",
     "AwaError",
     "Backoff",
+    "CallbackNotFound",
+    "CallbackToken",
     "Cancel",
     "Cancelled",
     "Completed",
@@ -120,18 +133,26 @@ __all__ = [
     "UnknownKind",
     "UnmanagedWriteError",
     "UnsupportedSession",
+    "WaitForCallback",
     "WaitingForCallback",
     "Worker",
     "cancel",
+    "cancel_callback",
     "claim",
     "complete",
+    "complete_external",
     "complete_many",
     "enqueue",
     "enqueue_many",
     "enqueue_unique",
     "fail",
+    "fail_external",
+    "heartbeat_callback",
     "lineage",
+    "park",
+    "register_callback",
     "retry_after",
+    "retry_external",
     "set_progress",
     "snooze",
 ]

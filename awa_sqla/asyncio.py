@@ -17,29 +17,38 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
+from uuid import UUID
 
 from awa_sqla.args import JobArgs
 from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.requests import EnqueueRequest
-from awa_sqla.session import batch, bulk, tree, verbs
+from awa_sqla.session import batch, bulk, callbacks, tree, verbs
 from awa_sqla.session import cancel as cancelling
 from awa_sqla.session import enqueue as enqueueing
 from awa_sqla.session.batch import CompletedBatch, Completion
+from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.session.enqueue import EnqueueResult, UniqueOptions, enqueue
 from awa_sqla.session.target import AnyAsyncSession, async_session
 from awa_sqla.unique import OnConflict
 
 __all__ = [
     "cancel",
+    "cancel_callback",
     "claim",
     "complete",
+    "complete_external",
     "complete_many",
     "enqueue",
     "enqueue_many",
     "enqueue_unique",
     "fail",
+    "fail_external",
+    "heartbeat_callback",
     "lineage",
+    "park",
+    "register_callback",
     "retry_after",
+    "retry_external",
     "set_progress",
     "snooze",
 ]
@@ -118,3 +127,64 @@ async def complete_many(session: AnyAsyncSession, items: Iterable[Job | Attempt 
 async def lineage(session: AnyAsyncSession, job_or_id: cancelling.Cancellable, /) -> list[JobRecord]:
     """See `awa_sqla.lineage`."""
     return await async_session(session, "lineage").run_sync(tree.lineage, job_or_id)
+
+
+async def register_callback(
+    session: AnyAsyncSession,
+    job: Job | Attempt,
+    /,
+    *,
+    timeout: timedelta = callbacks.HOUR,  # noqa: ASYNC109 - not of the coroutine
+) -> CallbackToken:
+    """See `awa_sqla.register_callback`."""
+    target = async_session(session, "register_callback")
+    return await target.run_sync(callbacks.register_callback, job, timeout=timeout)
+
+
+async def cancel_callback(session: AnyAsyncSession, job: Job | Attempt, /) -> bool:
+    """See `awa_sqla.cancel_callback`."""
+    return await async_session(session, "cancel_callback").run_sync(callbacks.cancel_callback, job)
+
+
+async def park(session: AnyAsyncSession, job: Job | Attempt, token: CallbackToken, /) -> Job | DeadLetter:
+    """See `awa_sqla.park`."""
+    return await async_session(session, "park").run_sync(callbacks.park, job, token)
+
+
+async def complete_external(
+    session: AnyAsyncSession, callback_id: UUID | str, payload: Any = None, /, *, run_lease: int | None = None
+) -> Job:
+    """See `awa_sqla.complete_external`."""
+    target = async_session(session, "complete_external")
+    return await target.run_sync(callbacks.complete_external, callback_id, payload, run_lease=run_lease)
+
+
+async def fail_external(
+    session: AnyAsyncSession,
+    callback_id: UUID | str,
+    error: str | BaseException,
+    /,
+    *,
+    run_lease: int | None = None,
+) -> Job | DeadLetter:
+    """See `awa_sqla.fail_external`."""
+    target = async_session(session, "fail_external")
+    return await target.run_sync(callbacks.fail_external, callback_id, error, run_lease=run_lease)
+
+
+async def retry_external(session: AnyAsyncSession, callback_id: UUID | str, /, *, run_lease: int | None = None) -> Job:
+    """See `awa_sqla.retry_external`."""
+    target = async_session(session, "retry_external")
+    return await target.run_sync(callbacks.retry_external, callback_id, run_lease=run_lease)
+
+
+async def heartbeat_callback(
+    session: AnyAsyncSession,
+    callback_id: UUID | str,
+    /,
+    *,
+    timeout: timedelta,  # noqa: ASYNC109 - not of the coroutine
+) -> Job:
+    """See `awa_sqla.heartbeat_callback`."""
+    target = async_session(session, "heartbeat_callback")
+    return await target.run_sync(callbacks.heartbeat_callback, callback_id, timeout=timeout)

@@ -6,6 +6,7 @@ AwaError
 ├── UnsupportedSession(TypeError)   a verb was given something that is not its kind of session
 ├── StaleJobError                   the attempt has ended; the caller's transaction stays usable
 ├── JobNotFound(LookupError)        no job of that id in any table
+├── CallbackNotFound(LookupError)   nobody waits for this callback any more
 ├── UniqueConflict                  a unique job has a twin; the caller's transaction stays usable
 ├── FollowUpError                   a follow-up spec raised or returned nonsense; nothing is committed
 ├── FollowUpsNotAttached            a transition in a session that would lose its follow-ups
@@ -28,6 +29,7 @@ from typing import Any
 
 __all__ = [
     "AwaError",
+    "CallbackNotFound",
     "ConfigurationError",
     "DuplicateKind",
     "FollowUpError",
@@ -103,6 +105,23 @@ class JobNotFound(AwaError, LookupError):
 
     def __str__(self) -> str:
         return f"no job {self.job_id}: it never existed, was rolled back, or retention has removed it"
+
+
+class CallbackNotFound(AwaError, LookupError):
+    """No job waits for this callback: it is unknown, used up, withdrawn, or its attempt has ended.
+
+    Nothing was changed, and the caller's transaction stays usable.
+    """
+
+    def __init__(self, callback_id: Any) -> None:
+        super().__init__(str(callback_id))
+        self.callback_id = str(callback_id)
+
+    def __str__(self) -> str:
+        return (
+            f"no job waits for callback {self.callback_id}: it is unknown, resolved already, or its attempt has ended. "
+            "Answer the sender with 404; sending it again cannot help"
+        )
 
 
 class UniqueConflict(AwaError):

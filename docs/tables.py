@@ -162,6 +162,8 @@ COLUMNS = {
 QUERIES = {
     "ix_jobs_hot_claim": "claim: the available jobs of one queue that are due, most urgent first",
     "ix_jobs_hot_running": "rescue: running rows whose heartbeat is stale or whose deadline has passed",
+    "ix_jobs_hot_callback": "callbacks: the one job that waits for a callback",
+    "ix_jobs_hot_callback_timeout": "rescue: waiting rows whose callback has not come in time",
     "ix_jobs_hot_parent_id": "lineage: the children of a job",
     "ix_jobs_hot_root_id": "lineage: the whole tree of a job",
     "ix_scheduled_jobs_claiming": "promote: the due jobs that must claim their unique key to become available",

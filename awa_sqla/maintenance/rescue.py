@@ -1,4 +1,4 @@
-"""Rescue: attempts whose worker is gone, or whose deadline has passed, are taken away from it.
+"""Rescue: attempts whose worker is gone, or whose deadline has passed, are taken away from it; callbacks end too.
 
 Bounded by max_attempts, with backoff and dead letters like any failure. No user code runs here: every follow-up
 of the Rescued and Exhausted outcomes becomes an obligation in the same transaction, so a spec that raises cannot
@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Integer, Text, bindparam, case, func, inspect, literal_column, or_, select
+from sqlalchemy import Integer, Text, bindparam, case, inspect, literal_column, or_, select
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
@@ -25,7 +25,7 @@ from awa_sqla.models.records import Queue
 from awa_sqla.session import listeners
 from awa_sqla.session.events import RescueReason
 from awa_sqla.session.failing import Failure, end_locked
-from awa_sqla.session.statements import AS_OF, among, seconds
+from awa_sqla.session.statements import AS_OF, among, keeps_dead_letters, seconds
 from awa_sqla.session.table import TRANSITIONS
 from awa_sqla.session.target import require_transaction
 
@@ -36,7 +36,7 @@ _stale = Job.heartbeat_at < AS_OF - seconds("stale_after")
 _STALE = (
     select(
         Job,
-        func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False),
+        keeps_dead_letters,
         case((_stale, literal_column("'stale'", Text)), else_=literal_column("'overdue'", Text)),
     )
     .outerjoin(Queue, Queue.queue == Job.queue)
@@ -47,7 +47,18 @@ _STALE = (
     .execution_options(populate_existing=True)
 )
 
+_EXPIRED = (
+    select(Job, keeps_dead_letters, literal_column("'expired'", Text))
+    .outerjoin(Queue, Queue.queue == Job.queue)
+    .where(among(Job.state, TRANSITIONS["prolong"].sources), Job.callback_timeout_at < AS_OF)
+    .order_by(Job.callback_timeout_at, Job.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(of=Job, key_share=True, skip_locked=True)
+    .execution_options(populate_existing=True)
+)
+
 _REASONS = {
+    "expired": (RescueReason.EXPIRED_CALLBACK, "callback timed out"),
     "stale": (RescueReason.STALE_HEARTBEAT, "heartbeat stale: worker presumed dead"),
     "overdue": (RescueReason.DEADLINE_EXCEEDED, "hard deadline exceeded"),
 }
@@ -60,7 +71,8 @@ def rescue(
     limit: int = 500,
     backoff: Callable[[str], Backoff] = backoff_of,
 ) -> list[Attempt]:
-    """Take up to `limit` attempts from workers that have not beaten for `stale_after`, or that are overdue.
+    """Take up to `limit` attempts from workers that have not beaten for `stale_after`, or that are overdue, and up to
+    `limit` jobs whose callback did not come in time.
 
     Rows that a transaction holds are passed over: their holder is alive. `backoff` says how jobs of a kind wait.
     Returns the attempts that ended.
@@ -69,14 +81,15 @@ def rescue(
     require_transaction(session)
     parameters: dict[str, Any] = {"stale_after": stale_after.total_seconds(), "most": limit}
     ended: list[Attempt] = []
-    for job, keeps_dead_letters, why in session.execute(_STALE, parameters).all():
+    found = [*session.execute(_STALE, parameters).all(), *session.execute(_EXPIRED, parameters).all()]
+    for job, kept, why in found:
         reason, text = _REASONS[why]
         attempt = Attempt(job.id, job.run_lease)
         failure = Failure(entry={"error": text, "type": "rescue"}, rescued=reason, backoff=backoff(job.kind))
         if job.attempt < job.max_attempts and not may_come_in(session, job, JobState.RETRYABLE):
             if job.state is JobState.CANCELLED:
                 ended.append(attempt)
-        elif _ended(session, job, failure, keeps_dead_letters=keeps_dead_letters):
+        elif _ended(session, job, failure, keeps_dead_letters=kept):
             ended.append(attempt)
     return ended
 

@@ -180,6 +180,12 @@ class Job(JobColumns, AwaBase):
                 postgresql_where=text("state = 'available'"),
             ),
             Index("ix_jobs_hot_running", "id", postgresql_where=text("state = 'running'")),
+            Index("ix_jobs_hot_callback", "callback_id", unique=True, postgresql_where=text("callback_id IS NOT NULL")),
+            Index(
+                "ix_jobs_hot_callback_timeout",
+                "callback_timeout_at",
+                postgresql_where=text("state = 'waiting_external'"),
+            ),
         )
 
     @classmethod

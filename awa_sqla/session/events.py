@@ -68,15 +68,20 @@ class Completed(Event[A_co]):
 
     outcome = Outcome.COMPLETED
 
-    def __init__(self, args: A_co | Callable[[], A_co], job: JobSnapshot, result: Any = None) -> None:
+    def __init__(
+        self, args: A_co | Callable[[], A_co], job: JobSnapshot, result: Any = None, *, by_callback: bool = False
+    ) -> None:
         super().__init__(args, job)
         self.result = result
+        self._by_callback = by_callback
 
     @property
     def duration(self) -> timedelta:
-        """From the claim to the completion, by the database's clock."""
+        """From the claim to the completion, by the database's clock; zero when a callback has completed it."""
         claimed, ended = self.job.attempted_at, self.job.finalized_at
-        return timedelta(0) if claimed is None or ended is None else ended - claimed
+        if self._by_callback or claimed is None or ended is None:
+            return timedelta(0)
+        return ended - claimed
 
 
 class Retried(Event[A_co]):

@@ -27,7 +27,8 @@ Failed = ScheduledJob | Job | DeadLetter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """What ended the attempt. `entry` is its error entry; `delay` overrides the kind's backoff.
+    """What ended the attempt. `entry` is its error entry; `delay` overrides the kind's backoff, and `kept_as` the
+    reason of a dead letter.
 
     With `in_place` the row stays where it is, as failed: the last resort for a row that cannot be written anew, because
     it holds what Python cannot (a JSON number beyond a float, from plain SQL).
@@ -39,6 +40,7 @@ class Failure:
     backoff: Backoff | None = None
     rescued: RescueReason | None = None
     in_place: bool = False
+    kept_as: str | None = None
 
     def wait(self, kind: str, attempt: int) -> timedelta:
         """How long until the next attempt."""
@@ -47,6 +49,8 @@ class Failure:
     @property
     def dead_letter_reason(self) -> str:
         """The reason kept with a dead letter."""
+        if self.kept_as is not None:
+            return self.kept_as
         if self.rescued is not None:
             return _RESCUED[self.rescued]
         return "terminal_error" if self.terminal else "max_attempts_exhausted"

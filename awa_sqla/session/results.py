@@ -11,12 +11,12 @@ from awa_sqla import limits
 from awa_sqla.errors import InvalidJob
 
 
-def checked_result(value: Any) -> Any:
+def checked_result(value: Any, *, field: str = "result") -> Any:
     """`value` as JSON data of at most 1 MiB, or `InvalidJob` with the path of what is wrong."""
     if value is None:
         return None
-    limits.json_value("result", value)
-    _bounded("result", value, limits.RESULT_BYTES)
+    limits.json_value(field, value)
+    _bounded(field, value, limits.RESULT_BYTES)
     return value
 
 

@@ -194,18 +194,27 @@ COMPLETE = (
     .execution_options(**OPTIONS)
 )
 
+keeps_dead_letters = func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False)
+
 #: The row under its lock, and whether its queue keeps dead letters.
 LOCK = (
-    select(Job, func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False))
+    select(Job, keeps_dead_letters)
     .outerjoin(Queue, Queue.queue == Job.queue)
     .where(held(TRANSITIONS["retry"]))
     .with_for_update(of=Job, key_share=True)
     .execution_options(populate_existing=True)
 )
 
+#: The same row, now that it is locked: it ran, or waited for its callback.
+locked = and_(
+    Job.id == bindparam("held_id", type_=BigInteger),
+    among(Job.state, TRANSITIONS["fail_external"].sources),
+    Job.run_lease == bindparam("held_lease", type_=BigInteger),
+)
+
 EXHAUST = (
     update(Job)
-    .where(held(TRANSITIONS["exhaust"]))
+    .where(locked)
     .values(**effects(TRANSITIONS["exhaust"]), errors=appended(Job))
     .returning(Job)
     .execution_options(**OPTIONS)
@@ -216,7 +225,7 @@ _DELETE = {"synchronize_session": "fetch", MANAGED: True}
 #: For moves that leave an error entry: the row, its errors with the entry, the due time, the clock.
 TAKE_WITH_ERROR = (
     delete(Job)
-    .where(held(TRANSITIONS["retry"]))
+    .where(locked)
     .returning(*shared(Job), appended(Job), NOW + seconds("delay"), NOW)
     .execution_options(**_DELETE)
 )
@@ -269,7 +278,7 @@ SET_PROGRESS = (
 _silent = func.coalesce(func.current_setting(SWITCH, true()), "") == "off"
 
 
-def _wake(channel: Any, payload: Any) -> ColumnElement[Any]:
+def wake(channel: Any, payload: Any) -> ColumnElement[Any]:
     """NOTIFY as part of a RETURNING, unless the transaction has switched wake-ups off."""
     return case((_silent, None), else_=cast(func.pg_notify(channel, payload), Text))
 
@@ -280,7 +289,7 @@ CANCEL = (
     .values(**effects(TRANSITIONS["cancel"]), errors=appended(Job))
     .returning(
         Job,
-        _wake(
+        wake(
             bindparam("channel", type_=Text),
             func.concat("c:", Job.id, ":", Job.run_lease),
         ),

@@ -21,6 +21,7 @@ class Guard(StrEnum):
     ID = "id"
     DUE = "due, queue not paused, not locked"
     STALE = "heartbeat too old, not locked"
+    CALLBACK = "callback_id, and run_lease if given"
 
 
 class Store(StrEnum):
@@ -62,6 +63,7 @@ class Transition:
 _S = JobState
 _HELD = (JobState.RUNNING,)
 _LIVE = (JobState.AVAILABLE, JobState.RUNNING, JobState.WAITING_EXTERNAL)
+_CALLED = (_S.RUNNING, _S.WAITING_EXTERNAL)
 _DEFERRED = (JobState.SCHEDULED, JobState.RETRYABLE)
 _LEASE = Guard.LEASE
 
@@ -127,6 +129,61 @@ TRANSITIONS: dict[str, Transition] = {
         finalizes=True,
         outcomes=(Outcome.CANCELLED,),
         statements=3,
+    ),
+    "register": Transition("register_callback", _HELD, _LEASE, _S.RUNNING, clears=(), statements=1),
+    "park": Transition(
+        "park, WaitForCallback(token) returned by the handler",
+        _HELD,
+        _LEASE,
+        _S.WAITING_EXTERNAL,
+        clears=("heartbeat_at", "deadline_at"),
+        outcomes=(Outcome.WAITING_FOR_CALLBACK,),
+        statements=1,
+    ),
+    "complete_external": Transition(
+        "complete_external",
+        _CALLED,
+        Guard.CALLBACK,
+        _S.COMPLETED,
+        clears=(*ATTEMPT_COLUMNS, "progress"),
+        finalizes=True,
+        outcomes=(Outcome.COMPLETED,),
+        statements=1,
+    ),
+    "fail_external": Transition(
+        "fail_external",
+        _CALLED,
+        Guard.CALLBACK,
+        _S.FAILED,
+        finalizes=True,
+        outcomes=(Outcome.EXHAUSTED,),
+        statements=2,
+    ),
+    "bury_external": Transition(
+        "fail_external",
+        _CALLED,
+        Guard.CALLBACK,
+        _S.FAILED,
+        Store.DEAD,
+        finalizes=True,
+        outcomes=(Outcome.EXHAUSTED,),
+        statements=3,
+    ),
+    "retry_external": Transition(
+        "retry_external",
+        (_S.WAITING_EXTERNAL,),
+        Guard.CALLBACK,
+        _S.AVAILABLE,
+        outcomes=(Outcome.RETRIED,),
+        statements=1,
+    ),
+    "prolong": Transition(
+        "heartbeat_callback",
+        (_S.WAITING_EXTERNAL,),
+        Guard.CALLBACK,
+        _S.WAITING_EXTERNAL,
+        clears=(),
+        statements=1,
     ),
     "promote": Transition("promote", _DEFERRED, Guard.DUE, _S.AVAILABLE),
     "rescue": Transition(

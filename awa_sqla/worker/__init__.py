@@ -8,7 +8,7 @@ verbs of `awa_sqla.session`; a handler never shares a session with the worker's 
 
 from awa_sqla.worker.config import QueueConfig
 from awa_sqla.worker.context import JobContext
-from awa_sqla.worker.outcomes import Cancel, RetryAfter, Snooze
+from awa_sqla.worker.outcomes import Cancel, RetryAfter, Snooze, WaitForCallback
 from awa_sqla.worker.runner import Worker
 
-__all__ = ["Cancel", "JobContext", "QueueConfig", "RetryAfter", "Snooze", "Worker"]
+__all__ = ["Cancel", "JobContext", "QueueConfig", "RetryAfter", "Snooze", "WaitForCallback", "Worker"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Awaitable, Coroutine, Generator, Mapping
+from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from awa_sqla.args import JobArgs
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.worker.claimed import Claimed
 
+T = TypeVar("T")
 A_co = TypeVar("A_co", bound=JobArgs, covariant=True)
 
 
@@ -22,12 +25,18 @@ class Clerk(Protocol):
         self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
     ) -> dict[str, Any]: ...
 
+    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken: ...  # noqa: ASYNC109
 
-class _Settled(Awaitable[None]):
+
+class _Done(Awaitable[T]):
     """What a sync handler gets where an async one gets something to await: done already."""
 
-    def __await__(self) -> Generator[Any, None, None]:
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def __await__(self) -> Generator[Any, None, T]:
         yield from ()
+        return self._value
 
 
 class JobContext(Generic[A_co]):
@@ -104,15 +113,27 @@ class JobContext(Generic[A_co]):
         `percent` is a number from 0 to 100; what is None stays as it was. Raises `InvalidJob` and, when the
         attempt has ended, `StaleJobError`.
         """
-        work = self._write(percent, message, metadata)
-        if self._loop is None:
-            return asyncio.ensure_future(work)
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
-        return _Settled()
+        return self._do(self._write(percent, message, metadata))[0]
 
     def checkpoint(self, data: Mapping[str, Any]) -> Awaitable[None]:
         """Merge `data` (a JSON object) into `progress["metadata"]`, where the next attempt finds it."""
         return self.set_progress(metadata=data)
+
+    def register_callback(self, *, timeout: timedelta = timedelta(hours=1)) -> Any:
+        """A `CallbackToken` for somebody outside, durable when this returns: tell them, and return `WaitForCallback`.
+
+        `timeout` is how long the answer may take, from now. Awaited in `async def` handlers. Raises `InvalidJob` and,
+        when the attempt has ended, `StaleJobError`.
+        """
+        awaitable, value = self._do(self._clerk.register_callback(self.lease, timeout))
+        return awaitable if self._loop is None else value
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> tuple[Awaitable[T], T | None]:
+        """Begin to do it in an async handler; have done it in a sync one, which runs in a thread."""
+        if self._loop is None:
+            return asyncio.ensure_future(work), None
+        value = asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return _Done(value), value
 
     async def _write(self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None) -> None:
         self._progress = await self._clerk.set_progress(self.lease, percent, message, metadata)

@@ -12,6 +12,7 @@ from typing import Any
 
 from awa_sqla import limits
 from awa_sqla.errors import InvalidJob
+from awa_sqla.session.callbacks import CallbackToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,17 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+class WaitForCallback:
+    """End the attempt by waiting for the callback of `token`, which `ctx.register_callback()` gave."""
+
+    token: CallbackToken
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.token, CallbackToken):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidJob("token", f"must be a CallbackToken, not {type(self.token).__name__}")
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The handler returned a result (JSON data or None)."""
 
@@ -79,4 +91,4 @@ class Settled:
     """The outcome is committed already, or nobody's any more: nothing is left to record."""
 
 
-Result = Done | RetryAfter | Snooze | Cancel | Failed | PutBack | Settled
+Result = Done | RetryAfter | Snooze | Cancel | WaitForCallback | Failed | PutBack | Settled

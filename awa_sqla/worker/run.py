@@ -24,7 +24,17 @@ from awa_sqla.session.results import checked_result
 from awa_sqla.stored import decode_json, misfit
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.context import Clerk, JobContext
-from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
+from awa_sqla.worker.outcomes import (
+    Cancel,
+    Done,
+    Failed,
+    PutBack,
+    Result,
+    RetryAfter,
+    Settled,
+    Snooze,
+    WaitForCallback,
+)
 from awa_sqla.worker.tasks import Task
 
 log = logging.getLogger("awa_sqla.worker")
@@ -129,9 +139,9 @@ def interrupted(reason: str) -> Result:
 
 def outcome_of(returned: Any) -> Result:
     """What a returned value means; a value that cannot be stored fails the attempt and says why."""
-    if isinstance(returned, RetryAfter | Snooze | Cancel | Failed | PutBack | Settled):
+    if isinstance(returned, RetryAfter | Snooze | Cancel | WaitForCallback | Failed | PutBack | Settled):
         return returned
-    if isinstance(returned, type) and returned in (RetryAfter, Snooze, Cancel, TerminalError):
+    if isinstance(returned, type) and returned in (RetryAfter, Snooze, Cancel, WaitForCallback, TerminalError):
         return Failed(InvalidJob("result", f"is the class {returned.__name__}; return {returned.__name__}(...)"))
     if inspect.iscoroutine(returned):
         returned.close()

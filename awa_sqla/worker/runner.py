@@ -13,27 +13,24 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Self
 
 from pydantic import ValidationError
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import sessionmaker
 
-from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
-from awa_sqla.session import catalogue, verbs
+from awa_sqla.session import catalogue
 from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
-from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
+from awa_sqla.worker.books import Books
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
@@ -54,8 +51,6 @@ POLL = 2.0
 UNKNOWN = timedelta(seconds=30)
 #: What a cancel sends; anybody may NOTIFY anything.
 _CANCEL = re.compile(r"c:(\d{1,19}):(\d{1,19})")
-#: A transactional handler's own session may hold the row; waiting for it would never end.
-_LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '2s'")
 #: Seconds that interrupted handlers have to end after `grace`.
 LAST_CALL = 2.0
 
@@ -117,6 +112,7 @@ class Worker:
         await self._engines.check()
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
+        self._books = Books(self._maker)
         self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
         self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._prepare_bodies()
@@ -250,7 +246,7 @@ class Worker:
             self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
             return PutBack(UNKNOWN)
         try:
-            context = run.context(self, self._state, None if task.is_async else self._loop)
+            context = run.context(self._books, self._state, None if task.is_async else self._loop)
         except ValidationError as exc:
             return running.undecodable(exc)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 - a validator of the app may raise anything
@@ -280,30 +276,6 @@ class Worker:
             run = self._flight.get(attempt)
             if run is not None:
                 self._loop.call_soon_threadsafe(run.stop, running.LOST)
-
-    async def set_progress(
-        self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
-    ) -> dict[str, Any]:
-        """For `JobContext`: write progress in a short transaction; returns the stored progress."""
-
-        def work(session: Session) -> dict[str, Any]:
-            session.execute(_LOCK_TIMEOUT)
-            row = verbs.set_progress(session, attempt, percent, message=message, metadata=metadata)
-            return dict(row.progress or {})
-
-        async def once() -> dict[str, Any]:
-            try:
-                async with self._maker.begin() as session:
-                    return await session.run_sync(work)
-            except DBAPIError as exc:
-                if sqlstate(exc) != LOCK_NOT_AVAILABLE:
-                    raise
-                raise ConfigurationError(
-                    "another transaction holds this job's row, probably ctx.session: progress is written in a "
-                    "transaction of its own and cannot wait for it. Leave the job to ctx.set_progress() and the outcome"
-                ) from exc
-
-        return await insisting(once)
 
     # ---------------------------------------------------------- stopping
 

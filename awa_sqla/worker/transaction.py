@@ -17,13 +17,24 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from awa_sqla.errors import ConfigurationError, FollowUpError, StaleJobError, UniqueConflict
+from awa_sqla.errors import CallbackNotFound, ConfigurationError, FollowUpError, StaleJobError, UniqueConflict
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Attempt, Job
-from awa_sqla.session import verbs
+from awa_sqla.session import callbacks, verbs
+from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.session.steps import release, reserve
 from awa_sqla.worker.context import JobContext
-from awa_sqla.worker.outcomes import Cancel, Done, Failed, PutBack, Result, RetryAfter, Settled, Snooze
+from awa_sqla.worker.outcomes import (
+    Cancel,
+    Done,
+    Failed,
+    PutBack,
+    Result,
+    RetryAfter,
+    Settled,
+    Snooze,
+    WaitForCallback,
+)
 from awa_sqla.worker.run import outcome_of
 from awa_sqla.worker.tasks import Task
 from awa_sqla.worker.trouble import passing
@@ -54,6 +65,8 @@ def _apply(session: Session, attempt: Attempt, result: Result, task: Task | None
             verbs.snooze(session, attempt, delay)
         case Cancel(reason):
             verbs.cancel_attempt(session, attempt, reason)
+        case WaitForCallback(token):
+            _park(session, attempt, token, task)
         case PutBack(delay):
             verbs.put_back(session, attempt, delay)
         case Failed(error, terminal, in_place=in_place):
@@ -61,6 +74,13 @@ def _apply(session: Session, attempt: Attempt, result: Result, task: Task | None
             verbs.fail_with(session, attempt, error, terminal=terminal, backoff=backoff, in_place=in_place)
         case Settled():
             pass
+
+
+def _park(session: Session, attempt: Attempt, token: CallbackToken, task: Task | None) -> None:
+    try:
+        callbacks.park(session, attempt, token)
+    except CallbackNotFound as exc:  # a token of another attempt
+        _apply(session, attempt, Failed(exc), task)
 
 
 def around(task: Task, factory: sessionmaker[Session]) -> Body:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from tests.races.cells import ENDS
 from tests.races.keys import MASKS, ROADS, VERBS, Verdict, Wait, World, judge, start
-from tests.races.matrix import ENDS, RULES
+from tests.races.matrix import RULES
 
 #: What a job that is on its last attempt does otherwise than any other running job.
 LAST = ("fail", "retry_after", "rescue")

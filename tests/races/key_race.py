@@ -11,6 +11,7 @@ from tests.races.keys import ROADS, Said, Verdict, Wait, World
 from tests.races.matrix import Answer
 from tests.races.race import Rival, Stage, duel, notes
 from tests.races.roads import Heard, KeyScene, carry, run, twin
+from tests.races.verbs import new_token
 
 #: The jobs that may hold the key, those that have claimed it, and those of which only one of the two is so: claims
 #: without a row in one of its unique states, and such rows without a claim.
@@ -61,7 +62,7 @@ class KeyStage:
             for who, name in zip(("first", "second"), racers, strict=True)
             if name in ROADS and ROADS[name].is_follow_up
         }
-        return KeyScene(held, queue, store, self._stage.follow_ups.specs, mask, twin_id, carriers)
+        return KeyScene(held, new_token(), queue, store, self._stage.follow_ups.specs, mask, twin_id, carriers)
 
     def violations(self, scene: KeyScene, end: World, ids: dict[str, int], written: list[str]) -> list[str]:
         """Where the committed rows and claims are not those of the reference."""

@@ -11,9 +11,10 @@ and a starting job give the one `Verdict` that is right:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 
 class Answer(StrEnum):
@@ -21,6 +22,8 @@ class Answer(StrEnum):
 
     WON = "won"
     STALE = "StaleJobError"
+    UNKNOWN = "CallbackNotFound"
+    ENDED = "the job as it had ended"
     LISTED = "listed in .stale"
     NONE = "None"
     NOTHING = "nothing taken"
@@ -41,6 +44,10 @@ class Job:
     silent: bool = False
     """Whether the worker has not beaten for long."""
     keeps_dead_letters: bool = False
+    callback: str | None = None
+    """Whose answer it waits for: "known" is the token that both racers have, "other" one that they do not have."""
+    expired: bool = False
+    """Whether the callback should have come by now."""
     errors: tuple[tuple[str, str, int], ...] = ()
     snoozes: int = 0
     progress: float | None = None
@@ -49,8 +56,17 @@ class Job:
     children: tuple[str, ...] = ()
     owed: tuple[str, ...] = ()
 
+    def becomes(self, state: str, **changes: Any) -> Job:
+        """The job in another state; its callback ends with its attempt."""
+        callback = self.callback if state in CALLED else None
+        return replace(self, state=state, **{"callback": callback, **changes})
 
-STARTS = {
+
+#: A job in one of these states can have a callback.
+CALLED = ("running", "waiting_external")
+
+#: Nobody has called, or will.
+PLAIN_STARTS = {
     "available": Job("available"),
     "running": Job("running", attempt=1, silent=True, progress=10),
     "stolen": Job("running", attempt=2, lease=1, silent=True, progress=10),
@@ -59,6 +75,16 @@ STARTS = {
     "scheduled": Job("scheduled", "scheduled"),
     "retryable": Job("retryable", "scheduled", attempt=1, errors=(("before", "error", 1),)),
     "owed": Job("completed", attempt=1, owed=("completed",)),
+}
+_waiting = Job("waiting_external", attempt=1, progress=10, callback="known")
+STARTS = PLAIN_STARTS | {
+    "registered": replace(PLAIN_STARTS["running"], callback="known"),
+    "registered-anew": replace(PLAIN_STARTS["running"], callback="other"),
+    "registered-by-thief": replace(PLAIN_STARTS["stolen"], callback="other"),
+    "waiting": _waiting,
+    "expired": replace(_waiting, expired=True),
+    "expired-last": replace(_waiting, expired=True, attempt=5),
+    "expired-last-kept": replace(_waiting, expired=True, attempt=5, keeps_dead_letters=True),
 }
 
 
@@ -73,6 +99,12 @@ class Rule:
     waits: bool = True
     row: str = "job"
     """What it locks: the job, or the obligation."""
+    unless: Callable[[Job], Answer | None] = lambda job: None
+    """What it answers instead, about some of the jobs that it does not take."""
+
+    def refuses(self, job: Job) -> Answer:
+        """What it answers about a job that it does not take."""
+        return self.unless(job) or self.otherwise
 
 
 def _held(job: Job) -> bool:
@@ -84,11 +116,15 @@ def _fenced(does: Callable[[Job], Job], otherwise: Answer = Answer.STALE, *, wai
 
 
 def _claim(job: Job) -> Job:
-    return replace(job, state="running", attempt=job.attempt + 1, lease=job.lease + 1, silent=False)
+    return job.becomes("running", attempt=job.attempt + 1, lease=job.lease + 1, silent=False)
+
+
+def _steal(job: Job) -> Job:
+    return replace(_claim(job), callback="other" if job.callback else None)
 
 
 def _complete(job: Job) -> Job:
-    return replace(job, state="completed", progress=None, result=1, children=(*job.children, "completed"))
+    return job.becomes("completed", progress=None, result=1, children=(*job.children, "completed"))
 
 
 def _noted(job: Job, error: str, sort: str) -> Job:
@@ -97,38 +133,40 @@ def _noted(job: Job, error: str, sort: str) -> Job:
 
 def _gone(job: Job, reason: str) -> Job:
     kept = job.keeps_dead_letters
-    return replace(job, state="failed", store="dead" if kept else "hot", reason=reason if kept else None)
+    return job.becomes("failed", store="dead" if kept else "hot", reason=reason if kept else None)
 
 
 def _fail(job: Job) -> Job:
     noted = _noted(job, "no", "error")
     if job.attempt < job.max_attempts:
-        return replace(noted, state="retryable", store="scheduled", children=(*job.children, "retried"))
+        return noted.becomes("retryable", store="scheduled", children=(*job.children, "retried"))
     return replace(_gone(noted, "max_attempts_exhausted"), children=(*job.children, "exhausted"))
 
 
-def _fail_for_good(job: Job) -> Job:
-    return replace(_gone(_noted(job, "no", "error"), "terminal_error"), children=(*job.children, "exhausted"))
+def _fail_for_good(job: Job, reason: str = "terminal_error", error: str = "no", sort: str = "error") -> Job:
+    return replace(_gone(_noted(job, error, sort), reason), children=(*job.children, "exhausted"))
 
 
 def _rescue(job: Job) -> Job:
-    noted = _noted(job, "heartbeat stale: worker presumed dead", "rescue")
+    runs = job.state == "running"
+    noted = _noted(job, "heartbeat stale: worker presumed dead" if runs else "callback timed out", "rescue")
     if job.attempt < job.max_attempts:
-        return replace(noted, state="retryable", store="scheduled", owed=(*job.owed, "rescued"))
-    return replace(_gone(noted, "heartbeat_stale"), owed=(*job.owed, "exhausted", "rescued"))
+        return noted.becomes("retryable", store="scheduled", owed=(*job.owed, "rescued"))
+    gone = _gone(noted, "heartbeat_stale" if runs else "callback_timeout")
+    return replace(gone, owed=(*job.owed, "exhausted", "rescued"))
 
 
 def _snooze(job: Job) -> Job:
-    return replace(job, state="scheduled", store="scheduled", attempt=job.attempt - 1, snoozes=job.snoozes + 1)
+    return job.becomes("scheduled", store="scheduled", attempt=job.attempt - 1, snoozes=job.snoozes + 1)
 
 
 def _put_back(job: Job) -> Job:
-    return replace(job, state="scheduled", store="scheduled", attempt=job.attempt - 1)
+    return job.becomes("scheduled", store="scheduled", attempt=job.attempt - 1)
 
 
 def cancelled(job: Job, reason: str, *, owed: bool = False) -> Job:
     """A cancelled job; its follow-up has come, or is owed."""
-    noted = replace(_noted(job, f"cancelled: {reason}", "cancelled"), state="cancelled", store="hot")
+    noted = _noted(job, f"cancelled: {reason}", "cancelled").becomes("cancelled", store="hot")
     if owed:
         return replace(noted, owed=(*job.owed, "cancelled"))
     return replace(noted, children=(*job.children, "cancelled"))
@@ -138,9 +176,33 @@ def _cancel(job: Job) -> Job:
     return cancelled(job, "enough")
 
 
-_by_id = Rule(
-    lambda job: job.state in ("available", "running", "scheduled", "retryable"), _cancel, otherwise=Answer.NONE
-)
+def _can_park(job: Job) -> bool:
+    return _held(job) and job.callback in ("known", None)
+
+
+def _park(job: Job) -> Job:
+    if job.callback is None:
+        broken = "wait_for_callback_contract_violation"
+        return _fail_for_good(job, broken, "wait_for_callback without a registered callback", broken)
+    return job.becomes("waiting_external", children=(*job.children, "waiting_for_callback"))
+
+
+def _cannot_park(job: Job) -> Answer | None:
+    if _held(job):
+        return Answer.UNKNOWN
+    return Answer.ENDED if job.lease == 0 and job.state in ("completed", "failed") else None
+
+
+def _retry_anew(job: Job) -> Job:
+    return job.becomes("available", attempt=0, children=(*job.children, "retried"))
+
+
+def _called(does: Callable[[Job], Job], *states: str) -> Rule:
+    return Rule(lambda job: job.callback == "known" and job.state in states, does, Answer.UNKNOWN)
+
+
+_ended = ("completed", "failed", "cancelled")
+_by_id = Rule(lambda job: job.state not in _ended, _cancel, otherwise=Answer.NONE)
 
 RULES = {
     "claim": Rule(lambda job: job.state == "available", _claim, Answer.NOTHING, waits=False),
@@ -156,10 +218,15 @@ RULES = {
     "cancel_attempt": _fenced(_cancel),
     "set_progress": _fenced(lambda job: replace(job, progress=50)),
     "beat": _fenced(lambda job: replace(job, silent=False), Answer.NOTHING, waits=False),
-    "rescue": Rule(lambda job: job.state == "running" and job.silent, _rescue, Answer.NOTHING, waits=False),
+    "rescue": Rule(
+        lambda job: job.silent if job.state == "running" else job.state == "waiting_external" and job.expired,
+        _rescue,
+        Answer.NOTHING,
+        waits=False,
+    ),
     "promote": Rule(
         lambda job: job.store == "scheduled",
-        lambda job: replace(job, state="available", store="hot"),
+        lambda job: job.becomes("available", store="hot"),
         Answer.NOTHING,
         waits=False,
     ),
@@ -170,11 +237,30 @@ RULES = {
         waits=False,
         row="obligation",
     ),
-    "thief": Rule(lambda job: job.state == "running", _claim, Answer.NOTHING),
+    "thief": Rule(lambda job: job.state == "running", _steal, Answer.NOTHING),
 }
+CALLBACK_RULES = {
+    "register": _fenced(lambda job: replace(job, callback="other", expired=False)),
+    "cancel_callback": Rule(
+        lambda job: _held(job) and job.callback is not None,
+        lambda job: replace(job, callback=None),
+        Answer.STALE,
+        unless=lambda job: Answer.NOTHING if _held(job) else None,
+    ),
+    "park": Rule(_can_park, _park, Answer.STALE, unless=_cannot_park),
+    "complete_external": _called(_complete, *CALLED),
+    "fail_external": _called(lambda job: _fail_for_good(job, "callback_failed"), *CALLED),
+    "retry_external": _called(_retry_anew, "waiting_external"),
+    "heartbeat_callback": _called(lambda job: replace(job, expired=False), "waiting_external"),
+}
+RULES |= CALLBACK_RULES
 
-#: The verbs of an attempt that raise when it has ended.
-FENCED = [name for name, rule in RULES.items() if rule.otherwise in (Answer.STALE, Answer.LISTED)]
+#: The verbs of an attempt that raise when it has ended, whatever has become of the job.
+FENCED = [
+    name
+    for name, rule in RULES.items()
+    if rule.otherwise in (Answer.STALE, Answer.LISTED) and name not in ("cancel_callback", "park")
+]
 
 
 # ---------------------------------------------------------------------------------------------------- the verdict
@@ -190,7 +276,7 @@ class Verdict:
     """The job that the second found."""
     end: Job
     winner: str
-    """Whose work is committed: one of `WINNERS`."""
+    """Whose work is committed: "first", "second", "both" or "neither"."""
 
 
 def judge(start: Job, first: str, second: str, *, commits: bool) -> Verdict:
@@ -204,57 +290,10 @@ def judge(start: Job, first: str, second: str, *, commits: bool) -> Verdict:
     wins = two.takes(met) and (waits or not in_the_way)
     works = {(True, True): "both", (True, False): "first", (False, True): "second", (False, False): "neither"}
     return Verdict(
-        first=Answer.WON if took else one.otherwise,
-        second=Answer.WON if wins else two.otherwise,
+        first=Answer.WON if took else one.refuses(start),
+        second=Answer.WON if wins else two.refuses(met),
         waits=waits,
         met=met,
         end=two.does(left) if wins else left,
         winner=works[took and commits, wins],
     )
-
-
-# ------------------------------------------------------------------------------------------------------ the cells
-ENDS = ("commit", "rollback", "rollback to a savepoint")
-WINNERS = ("first", "second", "both", "neither")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One race of the matrix."""
-
-    start: str
-    first: str
-    second: str
-    end: str
-    """How the first one's transaction ends: one of `ENDS`."""
-    flushed: bool
-    """Whether the first has also sent its follow-ups and moved rows before the second begins."""
-
-    def __str__(self) -> str:
-        sent = "" if self.flushed else " unflushed"
-        return f"{self.start}: {self.first} ends by {self.end}{sent}, {self.second} races"
-
-    @property
-    def commits(self) -> bool:
-        """Whether what the first has done stays."""
-        return self.end == "commit"
-
-    @property
-    def verdict(self) -> Verdict:
-        """What must come of it."""
-        return judge(STARTS[self.start], self.first, self.second, commits=self.commits)
-
-
-def cells(*, long: bool = False) -> Iterator[Cell]:
-    """Every ordered pair in every starting state, committed and rolled back.
-
-    Flushed before the race or not alternates from pair to pair, and from state to state; a `long` matrix has both, and
-    rolls back to a savepoint as well.
-    """
-    for at, start in enumerate(STARTS):
-        for row, first in enumerate(RULES):
-            for column, second in enumerate(RULES):
-                flushed = (at + row + column) % 2 == 0
-                for end in ENDS if long else ENDS[:2]:
-                    for also in (flushed, not flushed) if long else (flushed,):
-                        yield Cell(start, first, second, end, also)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import select
 from sqlalchemy import text as sql
@@ -23,8 +24,9 @@ from sqlalchemy.orm import Session
 from awa_sqla import Attempt, FollowUps
 from awa_sqla.session.events import EVENTS
 from tests.app import NotifyOps, Order, Signup
-from tests.races.matrix import RULES, STARTS, Answer, Cell, Job
-from tests.races.verbs import RACERS, Scene, Told, told
+from tests.races.cells import Cell
+from tests.races.matrix import RULES, STARTS, Answer, Job
+from tests.races.verbs import RACERS, Scene, Told, new_token, told
 from tests.worlds import PATIENCE, AsyncWorld, Database, World
 
 T = TypeVar("T")
@@ -131,6 +133,7 @@ def follow_all(follow_ups: FollowUps) -> None:
 # ------------------------------------------------------------------------------------------------------ the stage
 _COMMITTED = """
     SELECT job.*, heartbeat_at < now() - interval '30 min' AS silent,
+        callback_timeout_at < now() AS expired,
         (SELECT dlq_reason FROM dlq_entries WHERE id = job.id),
         ARRAY(SELECT parent_outcome FROM jobs WHERE parent_id = job.id) AS children,
         ARRAY(SELECT outcome FROM follow_up_obligations WHERE job_id = job.id) AS owed,
@@ -163,19 +166,23 @@ class Stage:
         ended = "now()" if start.state in ("retryable", "completed") else "NULL"
         beat = "now() - interval '1 hour'" if start.silent else "NULL"
         before = self.database.value("SELECT nextval('run_lease_seq')") if start.lease else None
+        token = new_token()
+        callback = {"known": token.id, "other": uuid4(), None: None}[start.callback]
+        wait = f"now() {'-' if start.expired else '+'} interval '1 hour'" if callback else "NULL"
         table = "scheduled_jobs" if start.store == "scheduled" else "jobs_hot"
         [(job_id, lease)] = self.database.rows(
             f"INSERT INTO {table} "
             "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, errors, "
-            "progress) "
+            "progress, callback_id, callback_timeout_at) "
             "VALUES ('signup', %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
-            f"{beat}, {ended}, %s::jsonb[], %s) RETURNING id, run_lease",
+            f"{beat}, {ended}, %s::jsonb[], %s, %s, {wait}) RETURNING id, run_lease",
             queue,
             start.state,
             start.attempt,
             start.max_attempts,
             errors,
             None if start.progress is None else json.dumps(progress),
+            callback,
         )
         for outcome in start.owed:
             self.database.execute(
@@ -186,15 +193,19 @@ class Stage:
                 outcome,
                 job_id,
             )
-        return Scene(Attempt(job_id, before or lease), queue, start.store, self.follow_ups.specs)
+        return Scene(Attempt(job_id, before or lease), token, queue, start.store, self.follow_ups.specs)
 
-    def violations(self, scene: Scene, end: Job, notes: list[str], lease: int | None = None) -> list[str]:
-        """Where the committed rows are not those of the reference; `lease` is the one last handed out."""
+    def violations(
+        self, scene: Scene, end: Job, notes: list[str], lease: int | None = None, token: str | None = None
+    ) -> list[str]:
+        """Where the committed rows are not those of the reference; `lease` and `token` are those last handed out."""
         held = scene.held
         found = self.database.rows(_COMMITTED, held.id)
         if len(found) != 1:
             return [f"the job is in {[row.stored_in for row in found]}"]
         [row] = found
+        callback = row.callback_id and str(row.callback_id)
+        named = {None: None, str(scene.token.id): "known"}
         checks = {
             "state": (row.state, end.state),
             "store": (row.stored_in, end.store),
@@ -208,6 +219,9 @@ class Stage:
             "a lease moved on": (row.run_lease > held.run_lease, end.lease > 0),
             "a lease moved back": (row.run_lease < held.run_lease, False),
             "lease": (row.run_lease, lease or row.run_lease),
+            "callback": (named.get(callback, "other"), end.callback),
+            "token": (callback, token if token and end.callback else callback),
+            "lateness of the callback": (row.expired, end.expired if end.callback else None),
             "children": (Counter(row.children), Counter(end.children)),
             "obligations": (Counter(row.owed), Counter(end.owed)),
             "rows of the application": (Counter(row.orders), Counter(notes)),
@@ -282,7 +296,8 @@ def race(maker: Any, rival: Rival, stage: Stage, cell: Cell) -> list[str]:
     wrong = _answers(cell, scene, one, two)
     if waited != verdict.waits:
         wrong.append("the second waited for the lock" if waited else "the second did not wait for the lock")
-    return wrong + stage.violations(scene, verdict.end, notes(cell), _last_lease(cell, one, two))
+    lease, token = _last_lease(cell, one, two), _last_token(cell, one, two)
+    return wrong + stage.violations(scene, verdict.end, notes(cell), lease, token)
 
 
 def _answers(cell: Cell, scene: Scene, one: Told, two: Told) -> list[str]:
@@ -299,7 +314,9 @@ def _answers(cell: Cell, scene: Scene, one: Told, two: Told) -> list[str]:
             named = (is_.error.job_id, is_.error.run_lease, is_.error.state)
             if named != (*scene.held, met.state if met.store == "hot" else None):
                 wrong.append(f"the {who}'s error says {named}")
-        elif is_.state is not None and is_.state != RULES[name].does(met).state:
+        elif must is Answer.UNKNOWN and is_.callback != str(scene.token.id):
+            wrong.append(f"the {who}'s error says {is_.callback}")
+        elif is_.state is not None and is_.state != (RULES[name].does(met) if must is Answer.WON else met).state:
             wrong.append(f"the {who} was handed a job that is {is_.state}")
     return wrong
 
@@ -309,3 +326,10 @@ def _last_lease(cell: Cell, one: Told, two: Told) -> int | None:
     if two.answer is Answer.WON and (cell.second == "thief" or two.lease is not None):
         return two.lease
     return one.lease if cell.commits else None
+
+
+def _last_token(cell: Cell, one: Told, two: Told) -> str | None:
+    """The token that was registered last and is committed, if nobody has replaced it since."""
+    if two.answer is Answer.WON and cell.second in ("register", "thief"):
+        return two.callback
+    return one.callback if cell.commits and cell.first == "register" else None

@@ -1,7 +1,7 @@
 """Guards that can be taken out of the process under test: a matrix that stays green without them proves nothing.
 
-`lease` and `claim` edit the SQL on its way to the database, `ledger`, `obligation`, `unique` and `order` replace one
-function each, and `triggers` switches triggers off in the sessions of the package.
+`lease`, `claim` and `callback` edit the SQL on its way to the database, `ledger`, `obligation`, `unique` and `order`
+replace one function each, and `triggers` switches triggers off in the sessions of the package.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ Edit = Callable[[str], str]
 #: `run_lease = <bind>`, whatever the driver's binds look like; the bind stays, its value does not matter any more.
 _FENCE = re.compile(r"awa\.jobs_hot\.run_lease = (%\(held_lease\)s(?:::BIGINT)?|\$\d+::BIGINT)")
 _JOINED_FENCE = re.compile(r"awa\.jobs_hot\.run_lease = \w+\.run_lease")
+_CALLED = re.compile(r"awa\.jobs_hot\.callback_id = (%\(callback\)s(?:::UUID)?|\$\d+::UUID)")
 _CLAIM_LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 _STILL_AVAILABLE = re.compile(r"\(?awa\.jobs_hot\.state \|\| ''\)? = 'available'")
 
@@ -36,6 +37,10 @@ def _without_claim(statement: str) -> str:
     if not _STILL_AVAILABLE.search(statement):
         return statement
     return _STILL_AVAILABLE.sub("true", statement).replace(_CLAIM_LOCK, "")
+
+
+def _without_callback(statement: str) -> str:
+    return _CALLED.sub(r"\1 IS NOT NULL", statement)
 
 
 @contextmanager
@@ -78,6 +83,9 @@ GUARDS = {
     "ledger": lambda: _replaced(ledger, "stage", _stage_nothing),
     "obligation": lambda: _replaced(drain, "_follow_ups", _owe_nothing),
 }
+
+#: That of callbacks.
+CALLBACK_GUARDS = {"callback": lambda: _edited(_without_callback)}
 
 
 def _claim_no_key(session: Session, wanted: Mapping[bytes, int | None]) -> dict[bytes, Holder]:

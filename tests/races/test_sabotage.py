@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.races.matrix import FENCED
-from tests.races.sabotage import GUARDS, KEY_GUARDS
+from tests.races.sabotage import CALLBACK_GUARDS, GUARDS, KEY_GUARDS
 
 ROOT = Path(__file__).parents[2]
 #: For each guard: a row of a matrix, and the violations that must show in it.
@@ -36,6 +36,14 @@ ROWS = {
         "psycopg-running-rescue",
         [r"obligations is Counter\(\), not Counter\({'rescued': 1}\)"],
     ),
+    "callback": (
+        "test_matrix.py",
+        "psycopg-registered-register",
+        [
+            f"register ends by commit[^\n]*, {verb} races\n    the second got won, not CallbackNotFound"
+            for verb in ("park", "complete_external", "fail_external")
+        ],
+    ),
     "unique": (
         "test_keys.py",
         "psycopg-available-scheduled-twin or psycopg-available-nobody",
@@ -54,7 +62,7 @@ ROWS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("guard", [*GUARDS, *KEY_GUARDS])
+@pytest.mark.parametrize("guard", [*GUARDS, *CALLBACK_GUARDS, *KEY_GUARDS])
 def test_the_matrix_is_red_without_a_guard(guard: str) -> None:
     file, row, violations = ROWS[guard]
     command = [sys.executable, "-m", "pytest", f"tests/races/{file}", "-q", "-p", "no:xdist", "-k", row]

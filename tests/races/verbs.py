@@ -4,29 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from awa_sqla import (
     Attempt,
+    CallbackNotFound,
+    CallbackToken,
     CompletedBatch,
     Completion,
+    DeadLetter,
     Job,
     ScheduledJob,
     StaleJobError,
     cancel,
+    cancel_callback,
     claim,
     complete,
+    complete_external,
     complete_many,
     fail,
+    fail_external,
+    heartbeat_callback,
+    park,
+    register_callback,
     retry_after,
+    retry_external,
     set_progress,
     snooze,
 )
 from awa_sqla.maintenance import dispatch_obligation, promote, rescue
+from awa_sqla.session import ledger
 from awa_sqla.session.specs import Spec
 from awa_sqla.session.verbs import cancel_attempt, put_back
 from awa_sqla.worker.heartbeat import BEAT
@@ -41,9 +53,23 @@ class Scene:
     """The one job of a race, and what both racers know of it."""
 
     held: Attempt
+    token: CallbackToken
+    """A token of the held attempt, or one that is nobody's by now."""
     queue: str
     store: str
     specs: Sequence[Spec]
+
+
+def new_token() -> CallbackToken:
+    """A token that no job has yet."""
+    return CallbackToken(uuid4(), datetime.now(UTC) + HOUR)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A job that was handed out as it had ended before."""
+
+    row: Job | DeadLetter
 
 
 Racer = Callable[[Session, Scene], Any]
@@ -60,12 +86,19 @@ def _beat(session: Session, scene: Scene) -> int:
     return int(found.rowcount)
 
 
+def _park(session: Session, scene: Scene) -> Any:
+    row = park(session, scene.held, scene.token)
+    return row if any(found.staged for found in ledger.unsettled(session)) else Ended(row)
+
+
 def _thief(session: Session, scene: Scene) -> int:
-    """Rescued and claimed again by another: the job runs on under another lease."""
+    """Rescued and claimed again by another: the job runs on under another lease, with a callback of that attempt."""
     stolen: Any = session.connection().execute(
         text(
             "UPDATE awa.jobs_hot SET run_lease = nextval('awa.run_lease_seq'), attempt = attempt + 1, "
-            "heartbeat_at = clock_timestamp(), worker_id = 'thief' WHERE id = :id AND state = 'running'"
+            "heartbeat_at = clock_timestamp(), worker_id = 'thief', "
+            "callback_id = CASE WHEN callback_id IS NOT NULL THEN gen_random_uuid() END "
+            "WHERE id = :id AND state = 'running'"
         ),
         {"id": scene.held.id},
     )
@@ -90,6 +123,15 @@ RACERS: dict[str, Racer] = {
     "promote": lambda session, scene: promote(session).jobs,
     "dispatch": lambda session, scene: dispatch_obligation(session, scene.specs),
     "thief": _thief,
+    "register": lambda session, scene: register_callback(session, scene.held, timeout=HOUR),
+    "cancel_callback": lambda session, scene: cancel_callback(session, scene.held),
+    "park": _park,
+    "complete_external": lambda session, scene: complete_external(session, scene.token.id, 1),
+    "fail_external": lambda session, scene: fail_external(
+        session, scene.token.id, "no", run_lease=scene.held.run_lease
+    ),
+    "retry_external": lambda session, scene: retry_external(session, scene.token.id),
+    "heartbeat_callback": lambda session, scene: heartbeat_callback(session, scene.token.id, timeout=HOUR),
 }
 
 #: The verbs of an attempt, on the job object that a claim has returned.
@@ -103,6 +145,7 @@ ON_OBJECTS: dict[str, Callable[[Session, Job], Any]] = {
     "put_back": lambda session, job: put_back(session, job, HOUR),
     "cancel_attempt": lambda session, job: cancel_attempt(session, job, "enough"),
     "set_progress": lambda session, job: set_progress(session, job, 50),
+    "register": register_callback,
 }
 
 
@@ -114,24 +157,32 @@ class Told:
     state: str | None = None
     lease: int | None = None
     error: StaleJobError | None = None
+    callback: str | None = None
+    """The id of the callback that was registered, or not found."""
 
 
 def told(act: Callable[[], Any]) -> Told:
-    """Run an operation and read its answer; every error but `StaleJobError` goes on."""
+    """Run an operation and read its answer; every error but those of a lost race goes on."""
     try:
         found = act()
     except StaleJobError as exc:
         return Told(Answer.STALE, error=exc)
+    except CallbackNotFound as exc:
+        return Told(Answer.UNKNOWN, callback=exc.callback_id)
     match found:
         case None:
             return Told(Answer.NONE)
         case CompletedBatch(completed=[], stale=[_]):
             return Told(Answer.LISTED)
-        case [] | 0:
+        case [] | 0 | False:
             return Told(Answer.NOTHING)
+        case CallbackToken():
+            return Told(Answer.WON, callback=str(found.id))
+        case Ended(row):
+            return Told(Answer.ENDED, row.state, row.run_lease)
         case [Job() as row]:
             return Told(Answer.WON, row.state, row.run_lease)
-        case Job() | ScheduledJob() as row:
+        case Job() | ScheduledJob() | DeadLetter() as row:
             return Told(Answer.WON, row.state, row.run_lease)
         case _:
             return Told(Answer.WON)

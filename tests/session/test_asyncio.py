@@ -2,7 +2,9 @@
 
 import asyncio
 import inspect
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy.exc import InvalidRequestError
@@ -10,13 +12,20 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import awa_sqla
-from awa_sqla import Attempt, CompletedBatch, Job, JobState, Unique, UnsupportedSession
+from awa_sqla import Attempt, CallbackToken, CompletedBatch, Job, JobState, Unique, UnsupportedSession
 from awa_sqla import asyncio as verbs
 from tests.app import Signup, Welcome
 from tests.session.steps import MINUTE
 from tests.worlds import AsyncWorld, Database, in_async_worlds, in_one_world
 
 CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
+    "cancel_callback": ((Attempt(1, 1),), {}),
+    "complete_external": ((UUID(int=1),), {}),
+    "fail_external": ((UUID(int=1), "no"), {}),
+    "heartbeat_callback": ((UUID(int=1),), {"timeout": MINUTE}),
+    "park": ((Attempt(1, 1), CallbackToken(UUID(int=1), datetime.now(UTC))), {}),
+    "register_callback": ((Attempt(1, 1),), {}),
+    "retry_external": ((UUID(int=1),), {}),
     "cancel": ((1,), {"reason": "x"}),
     "claim": (("default",), {"limit": 1}),
     "complete": ((Attempt(1, 1),), {}),

@@ -7,6 +7,7 @@ import pytest
 import awa_sqla
 from awa_sqla import (
     AwaError,
+    CallbackNotFound,
     ConfigurationError,
     DuplicateKind,
     FollowUpError,
@@ -37,6 +38,7 @@ SAMPLES: list[tuple[Exception, str]] = [
     (DuplicateKind("signup", "a.Signup", "b.Signup"), 'class Signup(JobArgs, kind="...")'),
     (UnknownKind("send_emial", "send_email"), "did you mean 'send_email'?"),
     (UniqueConflict(7, b"0123456789abcdef", "signup"), 'on_conflict="skip"'),
+    (CallbackNotFound("5f0c"), "Answer the sender with 404"),
     (UnknownKind("nothing"), "is not registered"),
     (InvalidState(7, "running", "retry"), "job 7 is running: retry does not apply"),
     (SchemaVersionError(0, 1), "run your migrations"),

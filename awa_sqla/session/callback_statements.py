@@ -1,0 +1,137 @@
+"""The guarded statements of callbacks: by the attempt while it runs, by the callback's id afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Text,
+    Uuid,
+    and_,
+    bindparam,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from awa_sqla.models.base import JobState
+from awa_sqla.models.job import Job
+from awa_sqla.models.records import Queue
+from awa_sqla.session.statements import LOCK as HELD_LOCK
+from awa_sqla.session.statements import NOW, OPTIONS, among, effects, held, keeps_dead_letters, seconds, wake
+from awa_sqla.session.table import TRANSITIONS, Transition
+
+_callback = bindparam("callback", type_=Uuid)
+_lease = bindparam("of_lease", type_=BigInteger)
+
+
+def called(transition: Transition) -> ColumnElement[bool]:
+    """The guard of a callback: its id, in a state the transition starts from, and its attempt when one is named."""
+    return and_(
+        Job.callback_id == _callback,
+        among(Job.state, transition.sources),
+        or_(_lease.is_(None), Job.run_lease == _lease),
+    )
+
+
+def _stays(new: JobState) -> ColumnElement[bool]:
+    """A job that is unique in `new`, and not while it waits, has to claim its key first."""
+    both: ColumnElement[Any] = literal_column(str(JobState.WAITING_EXTERNAL.bit | new.bit))
+    return func.coalesce(Job.unique_states.op("&")(both), 0) != literal_column(str(new.bit))
+
+
+REGISTER = (
+    update(Job)
+    .where(held(TRANSITIONS["register"]))
+    .values(
+        callback_id=bindparam("new_callback", type_=Uuid),
+        callback_timeout_at=NOW + seconds("timeout"),
+        callback_filter=null(),
+        callback_on_complete=null(),
+        callback_on_fail=null(),
+        callback_transform=null(),
+    )
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+WITHDRAW = (
+    update(Job)
+    .where(held(TRANSITIONS["register"]), Job.callback_id.is_not(None))
+    .values(
+        callback_id=null(),
+        callback_timeout_at=null(),
+        callback_filter=null(),
+        callback_on_complete=null(),
+        callback_on_fail=null(),
+        callback_transform=null(),
+    )
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+PARK = (
+    update(Job)
+    .where(held(TRANSITIONS["park"]), Job.callback_id == _callback)
+    .values(**effects(TRANSITIONS["park"]))
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+#: The row under its lock, and whether its queue keeps dead letters.
+LOCK = (
+    select(Job, keeps_dead_letters)
+    .outerjoin(Queue, Queue.queue == Job.queue)
+    .where(called(TRANSITIONS["fail_external"]))
+    .with_for_update(of=Job, key_share=True)
+    .execution_options(populate_existing=True)
+)
+
+LOCK_WAITING = LOCK.where(among(Job.state, TRANSITIONS["retry_external"].sources))
+LOCK_UNCALLED = HELD_LOCK.where(Job.callback_id.is_(None))
+
+_complete = (
+    update(Job)
+    .where(called(TRANSITIONS["complete_external"]))
+    .values(
+        **effects(TRANSITIONS["complete_external"]), result=bindparam("given_result", type_=JSONB(none_as_null=True))
+    )
+)
+COMPLETE = _complete.where(_stays(JobState.COMPLETED)).returning(Job).execution_options(**OPTIONS)
+COMPLETE_CLAIMED = _complete.returning(Job).execution_options(**OPTIONS)
+
+
+def _retry(*conditions: ColumnElement[bool]) -> Any:
+    # The attempt that has ended is read under the lock: RETURNING knows the new row only.
+    waiting = (
+        select(Job.id, Job.attempt)
+        .where(called(TRANSITIONS["retry_external"]), *conditions)
+        .with_for_update(key_share=True)
+        .cte("waiting")
+        .prefix_with("MATERIALIZED")
+    )
+    payload = func.left(func.encode(func.sha256(func.convert_to(Job.queue, "UTF8")), "hex"), 16)
+    return (
+        update(Job)
+        .where(Job.id == waiting.c.id)
+        .values(**effects(TRANSITIONS["retry_external"]), attempt=0, run_at=NOW, finalized_at=null())
+        .returning(Job, waiting.c.attempt, wake(bindparam("channel", type_=Text), payload))
+        .execution_options(**OPTIONS)
+    )
+
+
+RETRY, RETRY_CLAIMED = _retry(_stays(JobState.AVAILABLE)), _retry()
+
+PROLONG = (
+    update(Job)
+    .where(called(TRANSITIONS["prolong"]))
+    .values(callback_timeout_at=NOW + seconds("timeout"))
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)

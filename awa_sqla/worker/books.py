@@ -1,0 +1,67 @@
+"""What a handler writes about its own attempt while it runs, each in a short transaction of the worker's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session
+
+from awa_sqla.errors import ConfigurationError
+from awa_sqla.models.job import Attempt
+from awa_sqla.session import verbs
+from awa_sqla.session.callbacks import CallbackToken, register_callback
+from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from awa_sqla.worker.finalize import insisting
+
+T = TypeVar("T")
+
+#: A transactional handler's own session may hold the row; waiting for it would never end.
+_LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '2s'")
+
+
+class Books:
+    """Writes for `JobContext`."""
+
+    def __init__(self, maker: async_sessionmaker[AsyncSession]) -> None:
+        self._maker = maker
+
+    async def set_progress(
+        self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Write progress; returns the stored one."""
+
+        def work(session: Session) -> dict[str, Any]:
+            row = verbs.set_progress(session, attempt, percent, message=message, metadata=metadata)
+            return dict(row.progress or {})
+
+        return await self._write(work, "progress is written")
+
+    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken:  # noqa: ASYNC109
+        """Register a callback; its token is durable when this returns."""
+        return await self._write(
+            lambda session: register_callback(session, attempt, timeout=timeout), "a callback is registered"
+        )
+
+    async def _write(self, work: Callable[[Session], T], what: str) -> T:
+        def quickly(session: Session) -> T:
+            session.execute(_LOCK_TIMEOUT)
+            return work(session)
+
+        async def once() -> T:
+            try:
+                async with self._maker.begin() as session:
+                    return await session.run_sync(quickly)
+            except DBAPIError as exc:
+                if sqlstate(exc) != LOCK_NOT_AVAILABLE:
+                    raise
+                raise ConfigurationError(
+                    f"another transaction holds this job's row, probably ctx.session: {what} in a "
+                    "transaction of its own and cannot wait for it. Leave the job to ctx and the outcome"
+                ) from exc
+
+        return await insisting(once)

@@ -1,0 +1,77 @@
+"""The cells of the race matrix: which operation meets which other, in which job, and how the first one ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tests.races.matrix import CALLBACK_RULES, PLAIN_STARTS, RULES, STARTS, Verdict, judge
+
+ENDS = ("commit", "rollback", "rollback to a savepoint")
+WINNERS = ("first", "second", "both", "neither")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One race of the matrix."""
+
+    start: str
+    first: str
+    second: str
+    end: str
+    """How the first one's transaction ends: one of `ENDS`."""
+    flushed: bool
+    """Whether the first has also sent its follow-ups and moved rows before the second begins."""
+
+    def __str__(self) -> str:
+        sent = "" if self.flushed else " unflushed"
+        return f"{self.start}: {self.first} ends by {self.end}{sent}, {self.second} races"
+
+    @property
+    def commits(self) -> bool:
+        """Whether what the first has done stays."""
+        return self.end == "commit"
+
+    @property
+    def verdict(self) -> Verdict:
+        """What must come of it."""
+        return judge(STARTS[self.start], self.first, self.second, commits=self.commits)
+
+
+#: What these do depends on the attempts that are left, or on the queue's dead letters.
+LIMITED = {"rescue", "fail_external"}
+
+
+def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
+    """How the first's transaction ends, in the short matrix; not at all where another race comes to the same.
+
+    * Without callbacks the matrix is whole; where a job waits, those of the old operations race that both take it.
+    * A verb of callbacks meets every operation where the job has a callback, or runs without one, if either of the two
+      finds something to do; once, if the first does not.
+    * In the last attempt, one of the two is of those that it makes a difference to.
+    """
+    job, pair = STARTS[start], {first, second}
+    one, two = (RULES[name].takes(job) for name in (first, second))
+    if not CALLBACK_RULES.keys() & pair:
+        raced = start in PLAIN_STARTS or (job.state == "waiting_external" and one and two)
+    else:
+        raced = (start not in PLAIN_STARTS or start == "running") and (one or two)
+    if job.callback and job.attempt == job.max_attempts and not LIMITED & pair:
+        raced = False
+    once = CALLBACK_RULES.keys() & pair and not one
+    return () if not raced else ENDS[:1] if once else ENDS[:2]
+
+
+def cells(*, long: bool = False) -> Iterator[Cell]:
+    """Every ordered pair in every starting state, committed and rolled back, but for those that tell nothing more.
+
+    Flushed before the race or not alternates from pair to pair, and from state to state; a `long` matrix has both,
+    rolls back to a savepoint as well, and leaves no pair out.
+    """
+    for at, start in enumerate(STARTS):
+        for row, first in enumerate(RULES):
+            for column, second in enumerate(RULES):
+                flushed = (at + row + column) % 2 == 0
+                for end in ENDS if long else ends_raced(start, first, second):
+                    for also in (flushed, not flushed) if long else (flushed,):
+                        yield Cell(start, first, second, end, also)
