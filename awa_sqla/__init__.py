@@ -60,6 +60,7 @@ from awa_sqla.session.callbacks import (
     heartbeat_callback,
     park,
     register_callback,
+    resume_external,
     retry_external,
 )
 from awa_sqla.session.cancel import cancel
@@ -151,6 +152,7 @@ __all__ = [
     "lineage",
     "park",
     "register_callback",
+    "resume_external",
     "retry_after",
     "retry_external",
     "set_progress",

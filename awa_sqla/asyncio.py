@@ -47,6 +47,7 @@ __all__ = [
     "lineage",
     "park",
     "register_callback",
+    "resume_external",
     "retry_after",
     "retry_external",
     "set_progress",
@@ -170,6 +171,14 @@ async def fail_external(
     """See `awa_sqla.fail_external`."""
     target = async_session(session, "fail_external")
     return await target.run_sync(callbacks.fail_external, callback_id, error, run_lease=run_lease)
+
+
+async def resume_external(
+    session: AnyAsyncSession, callback_id: UUID | str, payload: Any = None, /, *, run_lease: int | None = None
+) -> Job:
+    """See `awa_sqla.resume_external`."""
+    target = async_session(session, "resume_external")
+    return await target.run_sync(callbacks.resume_external, callback_id, payload, run_lease=run_lease)
 
 
 async def retry_external(session: AnyAsyncSession, callback_id: UUID | str, /, *, run_lease: int | None = None) -> Job:

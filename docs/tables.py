@@ -54,6 +54,7 @@ TABLES = {
     "jobs_hot": "Jobs that are available, running or waiting for a callback, and finished ones until retention.",
     "scheduled_jobs": "Jobs that wait for their time: scheduled, snoozed, or to be tried again.",
     "dlq_entries": "Jobs that failed for good in a queue that keeps such jobs for an operator.",
+    "callback_receipts": "What was answered to a callback over HTTP, for when the same request comes again.",
     "jobs": "The three job tables together, for reading. A view.",
     "job_unique_claims": "Unique keys that are taken, and by which job. Triggers keep it true; never change it.",
     "queue_meta": (
@@ -103,6 +104,8 @@ SHARED = {
     "callback_on_complete": "CEL: which callbacks complete it",
     "callback_on_fail": "CEL: which callbacks fail it",
     "callback_transform": "CEL: the result from the callback's payload",
+    "attended_at": "since when its handler waits for the callback",
+    "callback_answer": "the payload that a callback brought to its handler",
 }
 
 #: What the other columns mean.
@@ -143,6 +146,11 @@ COLUMNS = {
     "follow_up_obligations.next_attempt_at": "when it is tried next; null once it was given up",
     "follow_up_obligations.last_error": "why the last try failed",
     "follow_up_obligations.created_at": "when the transition was made",
+    "callback_receipts.request": "digest of the request: callback, action and body",
+    "callback_receipts.callback_id": "the callback",
+    "callback_receipts.action": "`complete`, `fail`, `heartbeat` or `resume`",
+    "callback_receipts.answer": "what was answered",
+    "callback_receipts.created_at": "when; it counts for 24 hours",
     "runtime_instances.id": "the process",
     "runtime_instances.role": "`worker`, `maintenance` or `ingress`",
     "runtime_instances.hostname": "where it runs",
@@ -164,6 +172,9 @@ QUERIES = {
     "ix_jobs_hot_running": "rescue: running rows whose heartbeat is stale or whose deadline has passed",
     "ix_jobs_hot_callback": "callbacks: the one job that waits for a callback",
     "ix_jobs_hot_callback_timeout": "rescue: waiting rows whose callback has not come in time",
+    "ix_jobs_hot_attended": "rescue: waiting rows whose handler is gone",
+    "ix_callback_receipts_callback": "callbacks: whether one was answered already",
+    "ix_callback_receipts_created": "callbacks: receipts that no longer count",
     "ix_jobs_hot_parent_id": "lineage: the children of a job",
     "ix_jobs_hot_root_id": "lineage: the whole tree of a job",
     "ix_scheduled_jobs_claiming": "promote: the due jobs that must claim their unique key to become available",

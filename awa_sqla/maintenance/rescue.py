@@ -47,6 +47,17 @@ _STALE = (
     .execution_options(populate_existing=True)
 )
 
+#: Handlers that wait for a callback, and whose worker is gone.
+_UNATTENDED = (
+    select(Job, keeps_dead_letters, literal_column("'stale'", Text))
+    .outerjoin(Queue, Queue.queue == Job.queue)
+    .where(Job.attended_at.is_not(None), _stale)
+    .order_by(Job.id)
+    .limit(bindparam("most", type_=Integer))
+    .with_for_update(of=Job, key_share=True, skip_locked=True)
+    .execution_options(populate_existing=True)
+)
+
 _EXPIRED = (
     select(Job, keeps_dead_letters, literal_column("'expired'", Text))
     .outerjoin(Queue, Queue.queue == Job.queue)
@@ -81,8 +92,9 @@ def rescue(
     require_transaction(session)
     parameters: dict[str, Any] = {"stale_after": stale_after.total_seconds(), "most": limit}
     ended: list[Attempt] = []
-    found = [*session.execute(_STALE, parameters).all(), *session.execute(_EXPIRED, parameters).all()]
-    for job, kept, why in found:
+    late = (_EXPIRED, _UNATTENDED, _STALE)
+    found = {row[0].id: row for statement in late for row in session.execute(statement, parameters).all()}
+    for job, kept, why in found.values():
         reason, text = _REASONS[why]
         attempt = Attempt(job.id, job.run_lease)
         failure = Failure(entry={"error": text, "type": "rescue"}, rescued=reason, backoff=backoff(job.kind))

@@ -6,7 +6,15 @@
 
 from awa_sqla.models.base import SCHEMA, AwaBase, JobState, Outcome
 from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
-from awa_sqla.models.records import FollowUpSpec, Obligation, Queue, RuntimeInstance, SchemaVersion, UniqueClaim
+from awa_sqla.models.records import (
+    CallbackReceipt,
+    FollowUpSpec,
+    Obligation,
+    Queue,
+    RuntimeInstance,
+    SchemaVersion,
+    UniqueClaim,
+)
 from awa_sqla.models.snapshot import JobSnapshot
 
 metadata = AwaBase.metadata
@@ -15,6 +23,7 @@ __all__ = [
     "SCHEMA",
     "Attempt",
     "AwaBase",
+    "CallbackReceipt",
     "DeadLetter",
     "FollowUpSpec",
     "Job",

@@ -112,6 +112,9 @@ class JobColumns:
     callback_transform: Mapped[str | None] = mapped_column(Text)
     # Last, also in the view: CREATE OR REPLACE VIEW keeps what others built on it, and can only append.
     args_version: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"), sort_order=2)
+    # Since when a handler waits for its callback, its job waiting_external and still its own; and what came back.
+    attended_at: Mapped[datetime | None] = mapped_column(Moment, sort_order=3)
+    callback_answer: Mapped[dict[str, Any] | None] = mapped_column(Json, sort_order=3)
 
     # Not mapped. Of a row that was enqueued: what becomes of it if its key is taken, and by which job it was; of a
     # follow-up: the (spec, job, kind, outcome) that it is due to; and whether it comes from another table.
@@ -186,6 +189,8 @@ class Job(JobColumns, AwaBase):
                 "callback_timeout_at",
                 postgresql_where=text("state = 'waiting_external'"),
             ),
+            # Not by heartbeat_at: a beat that changes an indexed column writes to every index.
+            Index("ix_jobs_hot_attended", "id", postgresql_where=text("attended_at IS NOT NULL")),
         )
 
     @classmethod

@@ -1,11 +1,24 @@
-"""The tables beside the jobs: unique keys, queues, the follow-up catalogue, obligations, processes, version."""
+"""The tables beside the jobs: keys, queues, the follow-up catalogue, obligations, receipts, processes, version."""
 
 from __future__ import annotations
 
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import BigInteger, Boolean, CheckConstraint, Identity, Index, Integer, LargeBinary, Text, func, text
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    Text,
+    Uuid,
+    func,
+    text,
+)
 from sqlalchemy import Double as Float
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
@@ -90,6 +103,26 @@ class Obligation(AwaBase):
             "id",
             postgresql_where=text("next_attempt_at IS NOT NULL"),
         ),
+    )
+
+
+class CallbackReceipt(AwaBase):
+    """What was answered to a callback's request, so that the same request again is answered the same.
+
+    `request` is a digest of what makes two requests the same one.
+    """
+
+    __tablename__ = "callback_receipts"
+
+    request: Mapped[bytes] = mapped_column(LargeBinary, primary_key=True)
+    callback_id: Mapped[UUID] = mapped_column(Uuid)
+    action: Mapped[str] = mapped_column(Text)
+    answer: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'"))
+    created_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+
+    __table_args__ = (
+        Index("ix_callback_receipts_callback", "callback_id"),
+        Index("ix_callback_receipts_created", "created_at"),
     )
 
 

@@ -57,6 +57,8 @@ class JobSnapshot:
     callback_on_fail: str | None = None
     callback_transform: str | None = None
     args_version: int = 1
+    attended_at: datetime | None = None
+    callback_answer: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, row: Job | ScheduledJob | DeadLetter | JobRecord) -> Self:

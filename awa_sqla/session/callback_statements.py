@@ -56,6 +56,7 @@ REGISTER = (
         callback_on_complete=null(),
         callback_on_fail=null(),
         callback_transform=null(),
+        callback_answer=null(),
     )
     .returning(Job)
     .execution_options(**OPTIONS)
@@ -75,6 +76,38 @@ WITHDRAW = (
     .returning(Job)
     .execution_options(**OPTIONS)
 )
+
+#: By the attempt: its handler waits for the callback, and the job stays its own.
+ATTEND = (
+    update(Job)
+    .where(held(TRANSITIONS["attend"]), Job.callback_id == _callback, Job.attended_at.is_(None))
+    .values(**effects(TRANSITIONS["attend"]), attended_at=NOW)
+    .returning(Job)
+    .execution_options(**OPTIONS)
+)
+
+#: The deadline stands still while a handler waits.
+_running_again: dict[str, Any] = {
+    "deadline_at": func.coalesce(Job.deadline_at + (NOW - Job.attended_at), Job.deadline_at),
+    "attended_at": null(),
+}
+
+#: By the attempt: its handler has stopped waiting. The callback stays as it is.
+_go_on = (
+    update(Job)
+    .where(held(TRANSITIONS["go_on"]), Job.attended_at.is_not(None))
+    .values(**effects(TRANSITIONS["go_on"]) | _running_again)
+)
+GO_ON = _go_on.where(_stays(JobState.RUNNING)).returning(Job).execution_options(**OPTIONS)
+GO_ON_CLAIMED = _go_on.returning(Job).execution_options(**OPTIONS)
+
+#: What a waiting handler looks at: (state, callback_id, answer, seconds left) under its lease.
+LOOK = select(
+    Job.state,
+    Job.callback_id,
+    Job.callback_answer,
+    func.extract("epoch", Job.deadline_at - NOW),
+).where(Job.id == bindparam("held_id", type_=BigInteger), Job.run_lease == bindparam("held_lease", type_=BigInteger))
 
 PARK = (
     update(Job)
@@ -125,6 +158,31 @@ def _retry(*conditions: ColumnElement[bool]) -> Any:
         .execution_options(**OPTIONS)
     )
 
+
+_resumable = and_(
+    called(TRANSITIONS["resume_external"]),
+    or_(among(Job.state, (JobState.RUNNING,)), Job.attended_at.is_not(None)),
+)
+LOCK_RESUMABLE = LOCK.where(_resumable)
+
+
+def _resume(*conditions: ColumnElement[bool]) -> Any:
+    answer = func.jsonb_build_object(
+        literal_column("'callback'"),
+        Job.callback_id,
+        literal_column("'payload'"),
+        bindparam("payload", type_=JSONB(none_as_null=False)),
+    )
+    return (
+        update(Job)
+        .where(_resumable, *conditions)
+        .values(**effects(TRANSITIONS["resume_external"]) | _running_again, callback_answer=answer)
+        .returning(Job, wake(bindparam("channel", type_=Text), func.concat("w:", Job.id)))
+        .execution_options(**OPTIONS)
+    )
+
+
+RESUME, RESUME_CLAIMED = _resume(_stays(JobState.RUNNING)), _resume()
 
 RETRY, RETRY_CLAIMED = _retry(_stays(JobState.AVAILABLE)), _retry()
 

@@ -32,7 +32,7 @@ from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import as_it_is, entered, fence, held, one, stale
+from awa_sqla.session.steps import as_it_is, entered, fence, held, holds, one, stale
 from awa_sqla.session.target import SyncSession, jobs_bind, schema_of
 from awa_sqla.session.unique import reenter
 
@@ -82,7 +82,7 @@ def cancel_callback(session: SyncSession, job: Held, /) -> bool:
     row = target.scalars(statements.WITHDRAW, fence(attempt)).one_or_none()
     if row is None:
         now = as_it_is(target, attempt)
-        if now is None or now.state is not JobState.RUNNING or now.run_lease != attempt.run_lease:
+        if not holds(now, attempt):
             raise stale(attempt, now)
         return False
     ledger.mark_dirty(target, row)
@@ -122,9 +122,9 @@ def _not_parked(session: Session, attempt: Attempt, token: CallbackToken) -> Job
         raise stale(attempt, now if isinstance(now, Job) else None)
     if isinstance(now, DeadLetter) or now.state in (JobState.COMPLETED, JobState.FAILED):
         return now  # the callback was quicker
-    if now.state is not JobState.RUNNING:
+    if not holds(now, attempt):
         raise stale(attempt, now)
-    if now.callback_id is not None:
+    if now.callback_id is not None or now.callback_answer is not None:
         raise CallbackNotFound(token.id)
     entry = {"error": "wait_for_callback without a registered callback", "type": "wait_for_callback_contract_violation"}
     where = {"bind": jobs_bind(session)}
@@ -196,6 +196,28 @@ def retry_external(session: SyncSession, callback_id: UUID | str, /, *, run_leas
     row, attempt, _ = _found(parameters, found)
     again = {"error": "", "attempt": attempt, "next_run_at": row.run_at}
     ledger.stage(target, Staged(row, Outcome.RETRIED, again))
+    return row
+
+
+def resume_external(
+    session: SyncSession, callback_id: UUID | str, payload: Any = None, /, *, run_lease: int | None = None
+) -> Job:
+    """Answer a handler that waits in `ctx.wait_for_callback()`: it goes on, with `payload` (JSON data, at most 1 MiB).
+
+    The answer may come before the handler waits. No outcome: no follow-up. Returns the running `Job`, fully loaded;
+    the handler is woken by the commit. One statement. Raises like `complete_external`; a job that is parked has no
+    handler any more, and is `CallbackNotFound`. (DESIGN 4)
+    """
+    target = entered(session, "resume_external")
+    checked = checked_result(payload, field="payload")
+    parameters = _called(callback_id, run_lease) | {"payload": checked, "channel": channel(schema_of(target))}
+    found = target.execute(statements.RESUME, parameters).one_or_none()
+    if found is None:
+        _claim_again(target, statements.LOCK_RESUMABLE, parameters, JobState.RUNNING)
+        found = target.execute(statements.RESUME_CLAIMED, parameters).one_or_none()
+    row: Job = _found(parameters, found)[0]
+    ledger.mark_dirty(target, row)
+    expire_record(target, row.id)
     return row
 
 

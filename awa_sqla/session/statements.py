@@ -79,10 +79,13 @@ def seconds(name: str) -> Any:
 
 
 def held(transition: Transition) -> ColumnElement[bool]:
-    """The fence of an attempt: this id, in a state the transition starts from, under this lease."""
+    """The fence of an attempt: this id, in a state the transition starts from, under this lease.
+
+    A job whose handler waits for a callback is as much its attempt's as a running one.
+    """
     return and_(
         Job.id == bindparam("held_id", type_=BigInteger),
-        among(Job.state, transition.sources),
+        or_(among(Job.state, transition.sources), Job.attended_at.is_not(None)),
         Job.run_lease == bindparam("held_lease", type_=BigInteger),
     )
 
@@ -333,7 +336,7 @@ _held_rows = (
 _locked = (
     select(Job.id, _held_rows.c.result)
     .join(_held_rows, and_(Job.id == _held_rows.c.id, Job.run_lease == _held_rows.c.run_lease))
-    .where(among(Job.state, TRANSITIONS["complete"].sources))
+    .where(or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)))
     .order_by(Job.id)
     .with_for_update(of=Job, key_share=True)
     .cte("locked")

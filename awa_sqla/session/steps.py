@@ -10,6 +10,7 @@ from sqlalchemy import inspect
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError, StaleJobError
+from awa_sqla.models.base import JobState
 from awa_sqla.models.job import SHARED, Attempt, Job
 from awa_sqla.session import drain, ledger, listeners, marks
 from awa_sqla.session.table import ATTEMPT_COLUMNS
@@ -83,6 +84,13 @@ def as_it_is(session: Session, attempt: Attempt) -> Job | None:
     if now is None and known is not None and known in session:
         session.expunge(known)
     return now
+
+
+def holds(now: Job | None, attempt: Attempt) -> bool:
+    """Whether the row is the attempt's own as it is now: running, or attended while it waits for a callback."""
+    if now is None or now.run_lease != attempt.run_lease:
+        return False
+    return now.state is JobState.RUNNING or now.attended_at is not None
 
 
 def stale(attempt: Attempt, now: Job | None) -> StaleJobError:

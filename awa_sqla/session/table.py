@@ -32,10 +32,8 @@ class Store(StrEnum):
     DEAD = "dead"
 
 
-#: What every exit from `running` clears.
-ATTEMPT_COLUMNS = (
-    "heartbeat_at",
-    "deadline_at",
+#: What a callback leaves behind when it is used up.
+CALLBACK_COLUMNS = (
     "callback_id",
     "callback_timeout_at",
     "callback_filter",
@@ -43,6 +41,9 @@ ATTEMPT_COLUMNS = (
     "callback_on_fail",
     "callback_transform",
 )
+
+#: What every exit from `running` clears.
+ATTEMPT_COLUMNS = ("heartbeat_at", "deadline_at", *CALLBACK_COLUMNS, "callback_answer", "attended_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +137,25 @@ TRANSITIONS: dict[str, Transition] = {
         _HELD,
         _LEASE,
         _S.WAITING_EXTERNAL,
-        clears=("heartbeat_at", "deadline_at"),
+        clears=("heartbeat_at", "deadline_at", "callback_answer", "attended_at"),
         outcomes=(Outcome.WAITING_FOR_CALLBACK,),
+        statements=1,
+    ),
+    "attend": Transition(
+        "ctx.wait_for_callback",
+        _HELD,
+        _LEASE,
+        _S.WAITING_EXTERNAL,
+        clears=(),
+        outcomes=(Outcome.WAITING_FOR_CALLBACK,),
+        statements=1,
+    ),
+    "go_on": Transition(
+        "ctx.wait_for_callback given up by the handler",
+        (_S.WAITING_EXTERNAL,),
+        _LEASE,
+        _S.RUNNING,
+        clears=("attended_at",),
         statements=1,
     ),
     "complete_external": Transition(
@@ -168,6 +186,14 @@ TRANSITIONS: dict[str, Transition] = {
         finalizes=True,
         outcomes=(Outcome.EXHAUSTED,),
         statements=3,
+    ),
+    "resume_external": Transition(
+        "resume_external",
+        _CALLED,
+        Guard.CALLBACK,
+        _S.RUNNING,
+        clears=(*CALLBACK_COLUMNS, "attended_at"),
+        statements=1,
     ),
     "retry_external": Transition(
         "retry_external",

@@ -24,7 +24,7 @@ from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import as_it_is, entered, fence, held, moved_values, one, stale
+from awa_sqla.session.steps import as_it_is, entered, fence, held, holds, moved_values, one, stale
 from awa_sqla.session.target import SyncSession, jobs_bind
 from awa_sqla.session.unique import reenter
 
@@ -154,7 +154,7 @@ def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> 
     found = session.execute(statements.TAKE, parameters).one_or_none()
     if found is None:
         now = as_it_is(session, attempt)
-        if now is None or now.state is not JobState.RUNNING or now.run_lease != attempt.run_lease:
+        if not holds(now, attempt):
             raise stale(attempt, now)
         # The row first and then the key, as all verbs do: two of them cannot wait for each other.
         where = {"bind": jobs_bind(session)}

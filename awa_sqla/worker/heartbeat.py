@@ -43,7 +43,7 @@ _own = and_(Job.id == _flight.c.id, Job.run_lease == _flight.c.run_lease)
 _mine = (
     select(Job.id)
     .join(_flight, _own)
-    .where(among(Job.state, (JobState.RUNNING,)))
+    .where(or_(among(Job.state, (JobState.RUNNING,)), Job.attended_at.is_not(None)))
     .order_by(Job.id)
     .with_for_update(of=Job, key_share=True, skip_locked=True)
     .cte("mine")
@@ -57,7 +57,16 @@ BEAT = (
 # Completed and failed under our lease is our own doing, perhaps not acknowledged yet.
 LOST = (
     select(_flight.c.id, _flight.c.run_lease)
-    .outerjoin(Job, and_(_own, among(Job.state, (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED))))
+    .outerjoin(
+        Job,
+        and_(
+            _own,
+            or_(
+                among(Job.state, (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED)),
+                Job.attended_at.is_not(None),
+            ),
+        ),
+    )
     .where(Job.id.is_(None))
 )
 

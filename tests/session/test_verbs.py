@@ -372,7 +372,8 @@ def test_every_exit_from_running_clears_what_belongs_to_the_attempt(
     job = running(session, Charge(order_id=1))
     database.execute(
         "UPDATE jobs_hot SET callback_id = gen_random_uuid(), callback_timeout_at = now(), callback_filter = 'x', "
-        "callback_on_complete = 'x', callback_on_fail = 'x', callback_transform = 'x'"
+        "callback_on_complete = 'x', callback_on_fail = 'x', callback_transform = 'x', attended_at = now(), "
+        "callback_answer = '{}'"
     )
     assert None not in [getattr(database.job(job.id), name) for name in ATTEMPT_COLUMNS]
     verb(session, job)

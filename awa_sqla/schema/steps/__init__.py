@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from awa_sqla.schema.steps import s0001, s0002, s0003
+from awa_sqla.schema.steps import s0001, s0002, s0003, s0004
 
 
 class Step(NamedTuple):
@@ -14,4 +14,4 @@ class Step(NamedTuple):
     down: tuple[str, ...]
 
 
-STEPS: tuple[Step, ...] = (Step(s0001.UP, s0001.DOWN), Step(s0002.UP, s0002.DOWN), Step(s0003.UP, s0003.DOWN))
+STEPS: tuple[Step, ...] = tuple(Step(step.UP, step.DOWN) for step in (s0001, s0002, s0003, s0004))

@@ -8,7 +8,7 @@ down_revision = "app_tables"
 
 def upgrade() -> None:
     """Install version 3."""
-    op.awa_migrate(from_=0, to=3, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    op.awa_migrate(from_=0, to=4, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def downgrade() -> None:
