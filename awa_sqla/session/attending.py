@@ -14,23 +14,22 @@ from sqlalchemy.orm import Session
 
 from awa_sqla.errors import CallbackNotFound
 from awa_sqla.models.base import JobState, Outcome
-from awa_sqla.models.job import Attempt
+from awa_sqla.models.job import Attempt, Job
 from awa_sqla.session import callback_statements as statements
 from awa_sqla.session import ledger
 from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import as_it_is, entered, fence, holds, stale
+from awa_sqla.session.steps import as_it_is, entered, fence, holds, one, stale
 from awa_sqla.session.target import jobs_bind
 from awa_sqla.session.unique import reenter
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What `resume_external()` brought, and how many seconds the attempt has left, if it has a deadline."""
+    """What `resume_external()` brought."""
 
     payload: Any
-    seconds_left: float | None
 
 
 def attend(session: Session, attempt: Attempt, token: CallbackToken) -> Answer | None:
@@ -55,29 +54,29 @@ def look(session: Session, attempt: Attempt, token: CallbackToken) -> Answer | N
     where = {"bind": jobs_bind(session)}
     found = session.execute(statements.LOOK, fence(attempt), bind_arguments=where).one_or_none()
     if found is not None:
-        state, callback, answer, left = found
+        state, attended_at, callback, answer = found
         if answer is not None and answer["callback"] == str(token.id):
-            return Answer(answer["payload"], None if left is None else float(left))
-        if state in (JobState.RUNNING, JobState.WAITING_EXTERNAL):
+            return Answer(answer["payload"])
+        if state is JobState.RUNNING or attended_at is not None:
             if callback != token.id:
                 raise CallbackNotFound(token.id)
             return None
     raise stale(attempt, as_it_is(session, attempt))
 
 
-def go_on(session: Session, attempt: Attempt) -> None:
+def go_on(session: Session, attempt: Attempt) -> Job:
     """The handler has stopped waiting and runs again; its token is as good as before.
 
-    Nothing happens to an attempt that does not wait. Raises `UniqueConflict`.
+    Returns the running `Job`. Raises `StaleJobError` when the attempt does not wait, and `UniqueConflict`.
     """
     target = entered(session, "go_on")
     row = target.scalars(statements.GO_ON, fence(attempt)).one_or_none()
     if row is None:
         now = as_it_is(target, attempt)
         if now is None or not holds(now, attempt) or now.attended_at is None:
-            return
+            raise stale(attempt, now)
         reenter(target, now, JobState.RUNNING)
-        row = target.scalars(statements.GO_ON_CLAIMED, fence(attempt)).one_or_none()
-    if row is not None:
-        ledger.mark_dirty(target, row)
-        expire_record(target, row.id)
+        row = one(target, attempt, target.scalars(statements.GO_ON_CLAIMED, fence(attempt)).one_or_none())
+    ledger.mark_dirty(target, row)
+    expire_record(target, row.id)
+    return row

@@ -101,13 +101,10 @@ _go_on = (
 GO_ON = _go_on.where(_stays(JobState.RUNNING)).returning(Job).execution_options(**OPTIONS)
 GO_ON_CLAIMED = _go_on.returning(Job).execution_options(**OPTIONS)
 
-#: What a waiting handler looks at: (state, callback_id, answer, seconds left) under its lease.
-LOOK = select(
-    Job.state,
-    Job.callback_id,
-    Job.callback_answer,
-    func.extract("epoch", Job.deadline_at - NOW),
-).where(Job.id == bindparam("held_id", type_=BigInteger), Job.run_lease == bindparam("held_lease", type_=BigInteger))
+#: What a waiting handler looks at, under its lease.
+LOOK = select(Job.state, Job.attended_at, Job.callback_id, Job.callback_answer).where(
+    Job.id == bindparam("held_id", type_=BigInteger), Job.run_lease == bindparam("held_lease", type_=BigInteger)
+)
 
 PARK = (
     update(Job)

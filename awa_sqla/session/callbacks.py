@@ -50,6 +50,12 @@ class CallbackToken:
     expires_at: datetime
 
 
+def checked_token(token: object) -> None:
+    """Raises `InvalidJob` for what is no token."""
+    if not isinstance(token, CallbackToken):
+        raise InvalidJob("token", f"must be the CallbackToken of register_callback(), not {limits.type_name(token)}")
+
+
 def register_callback(session: SyncSession, job: Held, /, *, timeout: timedelta = HOUR) -> CallbackToken:
     """Give the attempt a token by which somebody outside can answer for it.
 
@@ -102,8 +108,7 @@ def park(session: SyncSession, job: Held, token: CallbackToken, /) -> Job | Dead
     """
     target = entered(session, "park", transition=True)
     attempt = held(target, job)
-    if not isinstance(token, CallbackToken):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InvalidJob("token", f"must be the CallbackToken of register_callback(), not {limits.type_name(token)}")
+    checked_token(token)
     while True:
         row = target.scalars(statements.PARK, fence(attempt, callback=token.id)).one_or_none()
         if row is not None:

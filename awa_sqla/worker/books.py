@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,13 +12,16 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from awa_sqla.errors import ConfigurationError
+from awa_sqla.errors import ConfigurationError, FollowUpError
 from awa_sqla.models.job import Attempt
 from awa_sqla.session import verbs
+from awa_sqla.session.attending import Answer, attend, go_on, look
 from awa_sqla.session.callbacks import CallbackToken, register_callback
+from awa_sqla.session.ledger import defer_all
 from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
-from awa_sqla.worker.finalize import insisting
+from awa_sqla.worker.finalize import insisting, why_owed
 
+log = logging.getLogger("awa_sqla.worker")
 T = TypeVar("T")
 
 #: A transactional handler's own session may hold the row; waiting for it would never end.
@@ -46,6 +50,31 @@ class Books:
         return await self._write(
             lambda session: register_callback(session, attempt, timeout=timeout), "a callback is registered"
         )
+
+    async def attend(self, attempt: Attempt, token: CallbackToken) -> Answer | None:
+        """Begin to wait for a callback; the answer when it is there already. No follow-up can keep it from waiting."""
+
+        def work(session: Session) -> Answer | None:
+            return attend(session, attempt, token)
+
+        def owing(session: Session) -> Answer | None:
+            defer_all(session, error=because)
+            return attend(session, attempt, token)
+
+        try:
+            return await self._write(work, "a wait begins")
+        except FollowUpError as exc:
+            log.error("job %s: %s; its follow-ups are owed", attempt.id, exc)
+            because = why_owed(exc)
+            return await self._write(owing, "a wait begins")
+
+    async def look(self, attempt: Attempt, token: CallbackToken) -> Answer | None:
+        """The answer to a wait, if it is there."""
+        return await self._write(lambda session: look(session, attempt, token), "a wait goes on")
+
+    async def go_on(self, attempt: Attempt) -> None:
+        """The handler waits no longer."""
+        await self._write(lambda session: go_on(session, attempt), "a wait ends")
 
     async def _write(self, work: Callable[[Session], T], what: str) -> T:
         def quickly(session: Session) -> T:

@@ -11,7 +11,7 @@ from awa_sqla.args import JobArgs
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.snapshot import JobSnapshot
-from awa_sqla.session.callbacks import CallbackToken
+from awa_sqla.session.callbacks import CallbackToken, checked_token
 from awa_sqla.worker.claimed import Claimed
 
 T = TypeVar("T")
@@ -26,6 +26,8 @@ class Clerk(Protocol):
     ) -> dict[str, Any]: ...
 
     async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken: ...  # noqa: ASYNC109
+
+    async def wait_for_callback(self, attempt: Attempt, token: CallbackToken) -> Any: ...
 
 
 class _Done(Awaitable[T]):
@@ -126,6 +128,27 @@ class JobContext(Generic[A_co]):
         when the attempt has ended, `StaleJobError`.
         """
         awaitable, value = self._do(self._clerk.register_callback(self.lease, timeout))
+        return awaitable if self._loop is None else value
+
+    def wait_for_callback(self, token: CallbackToken, /) -> Any:
+        """Wait for the callback of `token` here, in the handler; returns the payload that `resume_external()` brings.
+
+        The job is `waiting_external` meanwhile, and still this attempt's: it keeps its slot of the worker, and its
+        deadline stands still. For waits of minutes; a handler that returns `WaitForCallback(token)` holds nothing.
+        Awaited in `async def` handlers, where a time limit of your own (`asyncio.timeout`) may end it; the token is as
+        good as before then.
+
+        Raises `CallbackNotFound` for a token that is not the last one registered, `StaleJobError` when the attempt
+        ends meanwhile (the callback timed out or completed the job, the job was cancelled), `InvalidJob`, and
+        `ConfigurationError` in transactional handlers, whose transaction would stay open.
+        """
+        if self._session is not None:
+            raise ConfigurationError(
+                "a transactional handler must not wait for a callback, with its transaction open: return "
+                "WaitForCallback(token), or register the task without transactional=True"
+            )
+        checked_token(token)
+        awaitable, value = self._do(self._clerk.wait_for_callback(self.lease, token))
         return awaitable if self._loop is None else value
 
     def _do(self, work: Coroutine[Any, Any, T]) -> tuple[Awaitable[T], T | None]:

@@ -178,11 +178,11 @@ def _brief(exc: Exception) -> str:
 
 def _apply(session: Session, run: Run, result: Result, *, owed: bool, because: BaseException | None = None) -> None:
     if owed:
-        defer_all(session, error=_why(because if because is not None else getattr(result, "error", None)))
+        defer_all(session, error=why_owed(because if because is not None else getattr(result, "error", None)))
     apply(session, run.attempt, result, run.task)
 
 
-def _why(error: Any) -> str | None:
+def why_owed(error: Any) -> str | None:
     """What stands on the obligations: the spec's own error."""
     if not isinstance(error, FollowUpError):
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 from awa_sqla import limits
 from awa_sqla.errors import InvalidJob
-from awa_sqla.session.callbacks import CallbackToken
+from awa_sqla.session.callbacks import CallbackToken, checked_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,7 @@ class WaitForCallback:
     token: CallbackToken
 
     def __post_init__(self) -> None:
-        if not isinstance(self.token, CallbackToken):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise InvalidJob("token", f"must be a CallbackToken, not {type(self.token).__name__}")
+        checked_token(self.token)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,10 +49,25 @@ class DeadlineExceededError(Exception):
     """The attempt ran longer than its deadline allows."""
 
 
+class WaitInterruptedError(Exception):
+    """The attempt was asked to stop while its handler waited for a callback; the message says why."""
+
+
 class Run:
     """A claimed attempt, from the claim until its outcome is acknowledged."""
 
-    __slots__ = ("_context", "alarm", "asyncio_task", "attempt", "claimed", "started", "stop_reason", "task")
+    __slots__ = (
+        "_context",
+        "_left",
+        "alarm",
+        "asyncio_task",
+        "attempt",
+        "claimed",
+        "nudged",
+        "started",
+        "stop_reason",
+        "task",
+    )
 
     def __init__(self, claimed: Claimed, task: Task | None) -> None:
         self.claimed = claimed
@@ -63,6 +78,9 @@ class Run:
         #: Why it was asked to stop, if it was.
         self.stop_reason: str | None = None
         self.alarm: asyncio.TimerHandle | None = None
+        #: Set for a handler that waits for a callback: its answer may have come, or it should stop.
+        self.nudged = asyncio.Event()
+        self._left: float | None = None
         self._context: JobContext[Any] | None = None
 
     def context(self, clerk: Clerk, state: Any, loop: asyncio.AbstractEventLoop | None) -> JobContext[Any]:
@@ -79,8 +97,21 @@ class Run:
         self.stop_reason = self.stop_reason or reason
         if self._context is not None:
             self._context.ask_to_stop(reason)
+        self.nudged.set()
         if self.started and self.asyncio_task is not None and self.task is not None and self.task.is_async:
             self.asyncio_task.cancel(reason)
+
+    def pause(self) -> None:
+        """The deadline stands still while the handler waits for a callback."""
+        if self.alarm is not None:
+            self._left = self.alarm.when() - asyncio.get_running_loop().time()
+            self.alarm.cancel()
+
+    def go_on(self) -> None:
+        """The deadline counts again."""
+        if self._left is not None:
+            self.alarm = asyncio.get_running_loop().call_later(self._left, self.stop, OVERDUE)
+            self._left = None
 
 
 Body = Callable[[JobContext[Any]], Any]
@@ -100,6 +131,8 @@ async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threa
         if run.stop_reason is not None:
             return interrupted(run.stop_reason)
         return Failed(exc if exc.args else RuntimeError("the handler cancelled itself"))
+    except WaitInterruptedError as exc:
+        return interrupted(str(exc))
     except BaseException as exc:  # noqa: BLE001 - SystemExit in a handler must not end the worker
         return run.task.failure(exc)
     return outcome_of(returned)

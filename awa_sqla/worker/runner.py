@@ -30,7 +30,6 @@ from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
-from awa_sqla.worker.books import Books
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
@@ -42,6 +41,7 @@ from awa_sqla.worker.listen import Listener
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import around, async_around
+from awa_sqla.worker.waits import Waits
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -51,6 +51,8 @@ POLL = 2.0
 UNKNOWN = timedelta(seconds=30)
 #: What a cancel sends; anybody may NOTIFY anything.
 _CANCEL = re.compile(r"c:(\d{1,19}):(\d{1,19})")
+#: What the answer to a waiting handler sends.
+_ANSWERED = re.compile(r"w:(\d{1,19})")
 #: Seconds that interrupted handlers have to end after `grace`.
 LAST_CALL = 2.0
 
@@ -112,7 +114,7 @@ class Worker:
         await self._engines.check()
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
-        self._books = Books(self._maker)
+        self._waits = Waits(self._maker, self._flight, self._patience)
         self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
         self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._prepare_bodies()
@@ -151,6 +153,7 @@ class Worker:
             self._listener = Listener(url, self._engines.channel, self._heard)
             self._spawn(self._listener.serve)
         self._spawn(self._poll)
+        self._spawn(self._waits.serve)
         self._lanes = Lanes(self._maker, self._app, self._options.stale_after, self._wake)
         if self._options.maintenance:
             for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
@@ -194,6 +197,7 @@ class Worker:
     def _heard(self, payload: str | None) -> None:
         if payload is None:  # connected anew: whatever was sent in between went unheard
             self._wake(frozenset(self._loops))
+            self._waits.wake_all()
             self._heart.soon()
         elif payload in self._payloads:
             self._payloads[payload].wake()
@@ -201,17 +205,23 @@ class Worker:
             run = self._flight.get(Attempt(int(told[1]), int(told[2])))
             if run is not None:
                 run.stop(running.CANCELLED)
+        elif (told := _ANSWERED.fullmatch(payload)) is not None:
+            self._waits.wake(int(told[1]))
 
     def _wake(self, queues: frozenset[str]) -> None:
         for name in queues & self._loops.keys():
             self._loops[name].wake()
 
+    def _patience(self) -> float:
+        """Seconds until the next look at what notifications should have told."""
+        if self._listener is not None and self._listener.healthy:
+            return POLL
+        return min(config.poll_interval for config in self._queues.values()).total_seconds()
+
     async def _poll(self) -> None:
         names = sorted(self._loops)
-        fastest = min(config.poll_interval for config in self._queues.values()).total_seconds()
         while True:
-            healthy = self._listener is not None and self._listener.healthy
-            await asyncio.sleep(POLL if healthy else fastest)
+            await asyncio.sleep(self._patience())
             found = await insisting(lambda: queues_with_work(self._engines.book, names))
             self._wake(frozenset(found))
 
@@ -246,7 +256,7 @@ class Worker:
             self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
             return PutBack(UNKNOWN)
         try:
-            context = run.context(self._books, self._state, None if task.is_async else self._loop)
+            context = run.context(self._waits, self._state, None if task.is_async else self._loop)
         except ValidationError as exc:
             return running.undecodable(exc)
         except (Exception, SystemExit) as exc:  # noqa: BLE001 - a validator of the app may raise anything

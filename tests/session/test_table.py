@@ -30,10 +30,12 @@ from awa_sqla import (
     heartbeat_callback,
     park,
     register_callback,
+    resume_external,
     retry_external,
     snooze,
 )
 from awa_sqla.models.job import SHARED
+from awa_sqla.session.attending import attend, go_on
 from awa_sqla.session.table import ATTEMPT_COLUMNS, TERMINAL, TRANSITIONS, Guard, Store, Transition
 from awa_sqla.session.verbs import cancel_attempt, put_back
 from tests.app import Charge, NotifyOps
@@ -85,6 +87,13 @@ def called(verb: Callable[[Session], Any]) -> Callable[[Session, Attempt], Any]:
     return act
 
 
+def attended(session: Session, held: Attempt) -> Any:
+    """The row that waits."""
+    attend(session, held, TOKEN)
+    return session.get(Job, held.id)
+
+
+WAITS = "UPDATE jobs_hot SET attended_at = now() WHERE state = 'waiting_external'"
 fail_called = called(lambda session: fail_external(session, CALL, "no"))
 WALKS |= {
     "register": Walk(
@@ -96,6 +105,11 @@ WALKS |= {
     "fail_external": Walk(fail_called, "errors"),
     "bury_external": Walk(fail_called, "errors", KEEP),
     "retry_external": Walk(called(lambda session: retry_external(session, CALL)), "attempt run_at finalized_at"),
+    "attend": Walk(attended, "attended_at"),
+    "go_on": Walk(go_on, "deadline_at", WAITS),
+    "resume_external": Walk(
+        called(lambda session: resume_external(session, CALL, 1)), "callback_answer deadline_at", WAITS
+    ),
     "prolong": Walk(called(lambda session: heartbeat_callback(session, CALL, timeout=HOUR)), "callback_timeout_at"),
 }
 #: Lanes of maintenance: walked by its own tests.
