@@ -21,6 +21,7 @@ them yourself with `claim`, `complete`, `fail`, `retry_after`, `snooze`, `cancel
 
 from awa_sqla.app import Awa
 from awa_sqla.args import Backoff, JobArgs
+from awa_sqla.cel.policy import CallbackPolicy, DefaultAction, Resolution
 from awa_sqla.errors import (
     AwaError,
     CallbackNotFound,
@@ -77,6 +78,7 @@ from awa_sqla.session.events import (
 )
 from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.hooks import Hooks
+from awa_sqla.session.resolving import resolve_callback
 from awa_sqla.session.tree import lineage
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
 from awa_sqla.states import LIVE_STATES
@@ -91,6 +93,7 @@ __all__ = [
     "AwaError",
     "Backoff",
     "CallbackNotFound",
+    "CallbackPolicy",
     "CallbackToken",
     "Cancel",
     "Cancelled",
@@ -99,6 +102,7 @@ __all__ = [
     "Completion",
     "ConfigurationError",
     "DeadLetter",
+    "DefaultAction",
     "DuplicateKind",
     "EnqueueRequest",
     "EnqueueResult",
@@ -121,6 +125,7 @@ __all__ = [
     "QueueConfig",
     "RescueReason",
     "Rescued",
+    "Resolution",
     "Retried",
     "RetryAfter",
     "ScheduledJob",
@@ -152,6 +157,7 @@ __all__ = [
     "lineage",
     "park",
     "register_callback",
+    "resolve_callback",
     "resume_external",
     "retry_after",
     "retry_external",

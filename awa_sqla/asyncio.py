@@ -14,15 +14,17 @@ attribute access would need I/O that async code cannot do.
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 from uuid import UUID
 
 from awa_sqla.args import JobArgs
+from awa_sqla.cel.policy import CallbackPolicy, DefaultAction, Resolution, checked_policy, judge
 from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.requests import EnqueueRequest
-from awa_sqla.session import batch, bulk, callbacks, tree, verbs
+from awa_sqla.session import batch, bulk, callbacks, resolving, tree, verbs
 from awa_sqla.session import cancel as cancelling
 from awa_sqla.session import enqueue as enqueueing
 from awa_sqla.session.batch import CompletedBatch, Completion
@@ -47,6 +49,7 @@ __all__ = [
     "lineage",
     "park",
     "register_callback",
+    "resolve_callback",
     "resume_external",
     "retry_after",
     "retry_external",
@@ -136,10 +139,13 @@ async def register_callback(
     /,
     *,
     timeout: timedelta = callbacks.HOUR,  # noqa: ASYNC109 - not of the coroutine
+    policy: CallbackPolicy | None = None,
 ) -> CallbackToken:
     """See `awa_sqla.register_callback`."""
     target = async_session(session, "register_callback")
-    return await target.run_sync(callbacks.register_callback, job, timeout=timeout)
+    if policy is not None:
+        await to_thread(checked_policy, policy)  # once for each: what was checked is remembered
+    return await target.run_sync(callbacks.register_callback, job, timeout=timeout, policy=policy)
 
 
 async def cancel_callback(session: AnyAsyncSession, job: Job | Attempt, /) -> bool:
@@ -185,6 +191,24 @@ async def retry_external(session: AnyAsyncSession, callback_id: UUID | str, /, *
     """See `awa_sqla.retry_external`."""
     target = async_session(session, "retry_external")
     return await target.run_sync(callbacks.retry_external, callback_id, run_lease=run_lease)
+
+
+async def resolve_callback(
+    session: AnyAsyncSession,
+    callback_id: UUID | str,
+    payload: Any = None,
+    /,
+    *,
+    default: DefaultAction,
+    run_lease: int | None = None,
+) -> Resolution:
+    """See `awa_sqla.resolve_callback`. The policy is asked from a thread."""
+    target = async_session(session, "resolve_callback")
+    policy, job, checked = await target.run_sync(
+        resolving.read_policy, callback_id, payload, default=default, run_lease=run_lease
+    )
+    verdict = await to_thread(judge, policy, checked, default)
+    return await target.run_sync(resolving.resolve_as, job, verdict, callback_id=callback_id, run_lease=run_lease)
 
 
 async def heartbeat_callback(

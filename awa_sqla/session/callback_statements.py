@@ -25,7 +25,7 @@ from awa_sqla.models.job import Job
 from awa_sqla.models.records import Queue
 from awa_sqla.session.statements import LOCK as HELD_LOCK
 from awa_sqla.session.statements import NOW, OPTIONS, among, effects, held, keeps_dead_letters, seconds, wake
-from awa_sqla.session.table import TRANSITIONS, Transition
+from awa_sqla.session.table import CALLBACK_COLUMNS, TRANSITIONS, Transition
 
 _callback = bindparam("callback", type_=Uuid)
 _lease = bindparam("of_lease", type_=BigInteger)
@@ -52,10 +52,10 @@ REGISTER = (
     .values(
         callback_id=bindparam("new_callback", type_=Uuid),
         callback_timeout_at=NOW + seconds("timeout"),
-        callback_filter=null(),
-        callback_on_complete=null(),
-        callback_on_fail=null(),
-        callback_transform=null(),
+        callback_filter=bindparam("callback_filter", type_=Text),
+        callback_on_complete=bindparam("callback_on_complete", type_=Text),
+        callback_on_fail=bindparam("callback_on_fail", type_=Text),
+        callback_transform=bindparam("callback_transform", type_=Text),
         callback_answer=null(),
     )
     .returning(Job)
@@ -65,14 +65,7 @@ REGISTER = (
 WITHDRAW = (
     update(Job)
     .where(held(TRANSITIONS["register"]), Job.callback_id.is_not(None))
-    .values(
-        callback_id=null(),
-        callback_timeout_at=null(),
-        callback_filter=null(),
-        callback_on_complete=null(),
-        callback_on_fail=null(),
-        callback_transform=null(),
-    )
+    .values(**dict.fromkeys(CALLBACK_COLUMNS, null()))
     .returning(Job)
     .execution_options(**OPTIONS)
 )
@@ -113,6 +106,9 @@ PARK = (
     .returning(Job)
     .execution_options(**OPTIONS)
 )
+
+#: The row as it is, without a lock.
+READ = select(Job).where(called(TRANSITIONS["fail_external"])).execution_options(populate_existing=True)
 
 #: The row under its lock, and whether its queue keeps dead letters.
 LOCK = (

@@ -21,6 +21,7 @@ from uuid import UUID, uuid4
 from sqlalchemy.orm import Session
 
 from awa_sqla import limits
+from awa_sqla.cel.policy import CallbackPolicy, checked_policy
 from awa_sqla.errors import CallbackNotFound, InvalidJob
 from awa_sqla.models.base import JobState, Outcome
 from awa_sqla.models.job import Attempt, DeadLetter, Job
@@ -56,19 +57,24 @@ def checked_token(token: object) -> None:
         raise InvalidJob("token", f"must be the CallbackToken of register_callback(), not {limits.type_name(token)}")
 
 
-def register_callback(session: SyncSession, job: Held, /, *, timeout: timedelta = HOUR) -> CallbackToken:
+def register_callback(
+    session: SyncSession, job: Held, /, *, timeout: timedelta = HOUR, policy: CallbackPolicy | None = None
+) -> CallbackToken:
     """Give the attempt a token by which somebody outside can answer for it.
 
-    `timeout` is how long the answer may take, from now; after that, maintenance moves the job on. A second token
-    replaces the first one. **Commit before you tell anybody**: the token is known to others from then on only.
-    Returns the `CallbackToken`. One statement.
+    `timeout` is how long the answer may take, from now; after that, maintenance moves the job on. `policy` says what a
+    payload means to `resolve_callback()`; its expressions are checked here. A second token replaces the first one.
+    **Commit before you tell anybody**: the token is known to others from then on only. Returns the `CallbackToken`.
+    One statement.
 
-    Raises `StaleJobError`, `InvalidJob` (job, timeout), `UnsupportedSession`, `ConfigurationError`. (DESIGN 4)
+    Raises `StaleJobError`, `InvalidJob` (job, timeout, policy, policy.filter and so on), `UnsupportedSession`,
+    `ConfigurationError` (also where a policy is given and the extra `[cel]` is missing). (DESIGN 4)
     """
+    wait = limits.duration("timeout", timeout)
+    expressions = {f"callback_{name}": expression for name, expression in checked_policy(policy).items()}
     target = entered(session, "register_callback")
     attempt = held(target, job)
-    wait = limits.duration("timeout", timeout)
-    parameters = fence(attempt, new_callback=uuid4(), timeout=wait.total_seconds())
+    parameters = fence(attempt, new_callback=uuid4(), timeout=wait.total_seconds(), **expressions)
     row = one(target, attempt, target.scalars(statements.REGISTER, parameters).one_or_none())
     ledger.mark_dirty(target, row)
     expire_record(target, row.id)
@@ -157,11 +163,11 @@ def complete_external(
     """
     target = entered(session, "complete_external", transition=True)
     checked = checked_result(payload, field="payload")
-    parameters = _called(callback_id, run_lease) | {"given_result": checked}
+    parameters = called(callback_id, run_lease) | {"given_result": checked}
     row = target.scalars(statements.COMPLETE, parameters).one_or_none()
     if row is None:
         _claim_again(target, statements.LOCK, parameters, JobState.COMPLETED)
-        row = _found(parameters, target.scalars(statements.COMPLETE_CLAIMED, parameters).one_or_none())
+        row = found_by(parameters, target.scalars(statements.COMPLETE_CLAIMED, parameters).one_or_none())
     ledger.stage(target, Staged(row, Outcome.COMPLETED, {"result": checked, "by_callback": True}))
     return row
 
@@ -176,10 +182,14 @@ def fail_external(
     `complete_external`, and `InvalidJob` for the error. (DESIGN 4)
     """
     target = entered(session, "fail_external", transition=True)
-    failure = Failure(entry=describe(error) | {"terminal": True}, terminal=True, kept_as="callback_failed")
-    parameters = _called(callback_id, run_lease)
+    return fail_called(target, called(callback_id, run_lease), describe(error))
+
+
+def fail_called(target: Session, parameters: dict[str, Any], entry: dict[str, Any]) -> Job | DeadLetter:
+    """Fail the job of a callback, with this error entry."""
+    failure = Failure(entry=entry | {"terminal": True}, terminal=True, kept_as="callback_failed")
     found = target.execute(statements.LOCK, parameters, bind_arguments={"bind": jobs_bind(target)}).one_or_none()
-    row, keeps_dead_letters = _found(parameters, found)
+    row, keeps_dead_letters = found_by(parameters, found)
     failed = end_locked(target, row, failure, keeps_dead_letters=keeps_dead_letters)
     assert isinstance(failed, Job | DeadLetter)  # noqa: S101 - terminal: never a retry
     return failed
@@ -192,13 +202,13 @@ def retry_external(session: SyncSession, callback_id: UUID | str, /, *, run_leas
     commit. One statement. Raises like `complete_external`; a job that is not waiting is `CallbackNotFound`. (DESIGN 4)
     """
     target = entered(session, "retry_external", transition=True)
-    parameters = _called(callback_id, run_lease) | {"channel": channel(schema_of(target))}
+    parameters = called(callback_id, run_lease) | {"channel": channel(schema_of(target))}
     found = target.execute(statements.RETRY, parameters).one_or_none()
     if found is None:
         _claim_again(target, statements.LOCK_WAITING, parameters, JobState.AVAILABLE)
         found = target.execute(statements.RETRY_CLAIMED, parameters).one_or_none()
     row: Job
-    row, attempt, _ = _found(parameters, found)
+    row, attempt, _ = found_by(parameters, found)
     again = {"error": "", "attempt": attempt, "next_run_at": row.run_at}
     ledger.stage(target, Staged(row, Outcome.RETRIED, again))
     return row
@@ -215,12 +225,12 @@ def resume_external(
     """
     target = entered(session, "resume_external")
     checked = checked_result(payload, field="payload")
-    parameters = _called(callback_id, run_lease) | {"payload": checked, "channel": channel(schema_of(target))}
+    parameters = called(callback_id, run_lease) | {"payload": checked, "channel": channel(schema_of(target))}
     found = target.execute(statements.RESUME, parameters).one_or_none()
     if found is None:
         _claim_again(target, statements.LOCK_RESUMABLE, parameters, JobState.RUNNING)
         found = target.execute(statements.RESUME_CLAIMED, parameters).one_or_none()
-    row: Job = _found(parameters, found)[0]
+    row: Job = found_by(parameters, found)[0]
     ledger.mark_dirty(target, row)
     expire_record(target, row.id)
     return row
@@ -234,14 +244,14 @@ def heartbeat_callback(session: SyncSession, callback_id: UUID | str, /, *, time
     """
     target = entered(session, "heartbeat_callback")
     wait = limits.duration("timeout", timeout)
-    parameters = _called(callback_id, None) | {"timeout": wait.total_seconds()}
-    row: Job = _found(parameters, target.scalars(statements.PROLONG, parameters).one_or_none())
+    parameters = called(callback_id, None) | {"timeout": wait.total_seconds()}
+    row: Job = found_by(parameters, target.scalars(statements.PROLONG, parameters).one_or_none())
     ledger.mark_dirty(target, row)
     expire_record(target, row.id)
     return row
 
 
-def _called(callback_id: object, run_lease: object) -> dict[str, Any]:
+def called(callback_id: object, run_lease: object) -> dict[str, Any]:
     """The binds of a statement by callback."""
     if isinstance(callback_id, str):
         try:
@@ -255,7 +265,7 @@ def _called(callback_id: object, run_lease: object) -> dict[str, Any]:
     return {"callback": callback_id, "of_lease": run_lease}
 
 
-def _found(parameters: dict[str, Any], found: Any) -> Any:
+def found_by(parameters: dict[str, Any], found: Any) -> Any:
     if found is None:
         raise CallbackNotFound(parameters["callback"])
     return found
@@ -264,5 +274,5 @@ def _found(parameters: dict[str, Any], found: Any) -> Any:
 def _claim_again(session: Session, lock: Any, parameters: dict[str, Any], state: JobState) -> None:
     """A job that is unique in `state` and not while it waits takes its key again first."""
     where = {"bind": jobs_bind(session)}
-    row, _ = _found(parameters, session.execute(lock, parameters, bind_arguments=where).one_or_none())
+    row, _ = found_by(parameters, session.execute(lock, parameters, bind_arguments=where).one_or_none())
     reenter(session, row, state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -12,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
+from awa_sqla.cel.policy import CallbackPolicy, checked_policy
 from awa_sqla.errors import ConfigurationError, FollowUpError
 from awa_sqla.models.job import Attempt
 from awa_sqla.session import verbs
@@ -45,10 +47,18 @@ class Books:
 
         return await self._write(work, "progress is written")
 
-    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken:  # noqa: ASYNC109
+    async def register_callback(
+        self,
+        attempt: Attempt,
+        timeout: timedelta,  # noqa: ASYNC109
+        policy: CallbackPolicy | None,
+    ) -> CallbackToken:
         """Register a callback; its token is durable when this returns."""
+        if policy is not None:
+            await asyncio.to_thread(checked_policy, policy)  # once for each: what was checked is remembered
         return await self._write(
-            lambda session: register_callback(session, attempt, timeout=timeout), "a callback is registered"
+            lambda session: register_callback(session, attempt, timeout=timeout, policy=policy),
+            "a callback is registered",
         )
 
     async def attend(self, attempt: Attempt, token: CallbackToken) -> Answer | None:

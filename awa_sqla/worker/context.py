@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
 from awa_sqla.args import JobArgs
+from awa_sqla.cel.policy import CallbackPolicy
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.snapshot import JobSnapshot
@@ -25,7 +26,12 @@ class Clerk(Protocol):
         self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
     ) -> dict[str, Any]: ...
 
-    async def register_callback(self, attempt: Attempt, timeout: timedelta) -> CallbackToken: ...  # noqa: ASYNC109
+    async def register_callback(
+        self,
+        attempt: Attempt,
+        timeout: timedelta,  # noqa: ASYNC109
+        policy: CallbackPolicy | None,
+    ) -> CallbackToken: ...
 
     async def wait_for_callback(self, attempt: Attempt, token: CallbackToken) -> Any: ...
 
@@ -121,13 +127,15 @@ class JobContext(Generic[A_co]):
         """Merge `data` (a JSON object) into `progress["metadata"]`, where the next attempt finds it."""
         return self.set_progress(metadata=data)
 
-    def register_callback(self, *, timeout: timedelta = timedelta(hours=1)) -> Any:
+    def register_callback(
+        self, *, timeout: timedelta = timedelta(hours=1), policy: CallbackPolicy | None = None
+    ) -> Any:
         """A `CallbackToken` for somebody outside, durable when this returns: tell them, and return `WaitForCallback`.
 
-        `timeout` is how long the answer may take, from now. Awaited in `async def` handlers. Raises `InvalidJob` and,
-        when the attempt has ended, `StaleJobError`.
+        `timeout` is how long the answer may take, from now; `policy` is for `resolve_callback()`. Awaited in
+        `async def` handlers. Raises `InvalidJob` and, when the attempt has ended, `StaleJobError`.
         """
-        awaitable, value = self._do(self._clerk.register_callback(self.lease, timeout))
+        awaitable, value = self._do(self._clerk.register_callback(self.lease, timeout, policy))
         return awaitable if self._loop is None else value
 
     def wait_for_callback(self, token: CallbackToken, /) -> Any:

@@ -1,0 +1,133 @@
+"""Evaluation in a process that can be killed: it is asked over a pipe, and has two seconds to answer.
+
+A process that has answered is kept for the next question. Threads that ask at the same time have one each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from awa_sqla.errors import ConfigurationError
+
+#: Seconds that an evaluation may take, and those for which a new process may start.
+PATIENCE = 2.0
+START = 20.0
+
+_CHILD = Path(__file__).with_name("child.py")
+
+
+class UnansweredError(Exception):
+    """The process was killed because it took too long, or ended by itself: out of memory, too deep a nest."""
+
+
+class Evaluator:
+    """Asks, and keeps one process for the next question."""
+
+    def __init__(self) -> None:
+        self._idle: list[subprocess.Popen[bytes]] = []
+        self._lock = threading.Lock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._forget)
+        atexit.register(self.close)
+
+    def ask(self, question: dict[str, Any]) -> Any:
+        """The answer of the process. Blocks. Raises `UnansweredError`, `ConfigurationError` without the extra."""
+        with self._lock:
+            child = self._idle.pop() if self._idle else None
+        if child is not None and child.poll() is not None:
+            _ended(child)  # somebody has killed it meanwhile
+            child = None
+        if child is None:
+            child = _started()
+        try:
+            answer = _asked(child, question, PATIENCE)
+        except BaseException:
+            _ended(child)
+            raise
+        with self._lock:
+            spare = bool(self._idle)
+            if not spare:
+                self._idle.append(child)
+        if spare:
+            _ended(child)
+        return answer
+
+    def close(self) -> None:
+        """End the process that is kept."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for child in idle:
+            _ended(child)
+
+    def _forget(self) -> None:
+        """After a fork: the process is the parent's, and so is whoever holds the lock."""
+        self._lock = threading.Lock()
+        for child in self._idle:
+            child.returncode = 0  # not ours to wait for
+            _close_pipes(child)
+        self._idle = []
+
+
+def _started() -> subprocess.Popen[bytes]:
+    found = importlib.util.find_spec("cel")
+    if found is None or found.origin is None:
+        raise ConfigurationError("callback policies need the package common-expression-language: install awa-sqla[cel]")
+    packages = str(Path(found.origin).parent.parent)
+    child = subprocess.Popen(  # noqa: S603 - our own file
+        [sys.executable, "-I", str(_CHILD), packages],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        _asked(child, {"check": "true"}, START)
+    except BaseException as exc:
+        _ended(child)
+        if isinstance(exc, UnansweredError):
+            raise ConfigurationError(f"{sys.executable} cannot start the process that evaluates policies") from exc
+        raise
+    return child
+
+
+def _asked(child: subprocess.Popen[bytes], question: dict[str, Any], seconds: float) -> Any:
+    assert child.stdin is not None  # noqa: S101
+    assert child.stdout is not None  # noqa: S101
+    timer = threading.Timer(seconds, child.kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        child.stdin.write(json.dumps(question).encode() + b"\n")
+        child.stdin.flush()
+        line = child.stdout.readline()
+    except OSError:
+        line = b""
+    finally:
+        timer.cancel()
+    if not line.endswith(b"\n"):
+        raise UnansweredError
+    return json.loads(line)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    _close_pipes(child)
+    child.wait()
+
+
+def _close_pipes(child: subprocess.Popen[bytes]) -> None:
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with suppress(OSError):  # what was not sent is lost with it
+                pipe.close()
+
+
+EVALUATOR = Evaluator()
