@@ -9,21 +9,24 @@ import json
 import re
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 from awa_sqla.maintenance.obligations import _due
 from awa_sqla.maintenance.promote import _NEXT, _PROMOTE
-from awa_sqla.maintenance.rescue import _STALE
-from awa_sqla.session import statements
-from awa_sqla.worker import dispatch, heartbeat
+from awa_sqla.maintenance.rescue import _EXPIRED, _STALE, _UNATTENDED
+from awa_sqla.session import batch_statements, callback_statements, statements
+from awa_sqla.worker import dispatch, heartbeat, waits
 
 FILL = """
-INSERT INTO awa.jobs_hot (kind, queue, args, state, run_lease, heartbeat_at, root_id, parent_id)
+INSERT INTO awa.jobs_hot (kind, queue, args, state, run_lease, heartbeat_at, root_id, parent_id, callback_id,
+callback_timeout_at)
 SELECT 'work', 'q' || n % 50, '{"n": 1}',
-       CASE WHEN n % 100 < 90 THEN 'completed' WHEN n % 100 < 99 THEN 'available' ELSE 'running' END,
-       n, now(), n / 10, n / 5
+       CASE WHEN n % 100 < 90 THEN 'completed' WHEN n % 100 < 98 THEN 'available' WHEN n % 100 = 98 THEN 'waiting_external' ELSE 'running' END,
+       n, now(), n / 10, n / 5, CASE WHEN n % 100 = 98 THEN gen_random_uuid() END,
+       CASE WHEN n % 100 = 98 THEN now() + n * interval '1 s' END
 FROM generate_series(1, 100000) AS n;
 INSERT INTO awa.scheduled_jobs (kind, queue, args, state, run_at)
 SELECT 'work', 'q' || n % 50, '{}', 'scheduled', now() + n * interval '1 s' FROM generate_series(1, 100000) AS n;
@@ -34,7 +37,7 @@ SELECT n, 'work', 'completed', 'spec', '{}', CASE WHEN n % 100 = 0 THEN now() EN
 HOT = {
     "claim": (statements.CLAIM_ROWS, {"ix_jobs_hot_claim", "jobs_hot_pkey"}),
     "complete": (statements.COMPLETE, {"jobs_hot_pkey"}),
-    "complete_many": (statements.COMPLETE_MANY, {"jobs_hot_pkey"}),
+    "complete_many": (batch_statements.COMPLETE_MANY, {"jobs_hot_pkey"}),
     "lock": (statements.LOCK, {"jobs_hot_pkey"}),
     "cancel": (statements.CANCEL, {"jobs_hot_pkey"}),
     "find": (statements.FIND, {"jobs_hot_pkey", "scheduled_jobs_pkey"}),
@@ -44,6 +47,14 @@ HOT = {
     "promote": (_PROMOTE, {"ix_scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "next due": (_NEXT, {"ix_scheduled_jobs_due"}),
     "rescue": (_STALE, {"ix_jobs_hot_running"}),
+    "rescue of unattended waits": (_UNATTENDED, {"ix_jobs_hot_attended"}),
+    "rescue of expired callbacks": (_EXPIRED, {"ix_jobs_hot_callback_timeout"}),
+    "complete_external": (callback_statements.COMPLETE, {"ix_jobs_hot_callback"}),
+    "resume_external": (callback_statements.RESUME, {"ix_jobs_hot_callback"}),
+    "retry_external": (callback_statements.RETRY, {"ix_jobs_hot_callback", "jobs_hot_pkey"}),
+    "lock by callback": (callback_statements.LOCK, {"ix_jobs_hot_callback"}),
+    "look": (callback_statements.LOOK, {"jobs_hot_pkey"}),
+    "waits that are over": (waits._OVER, {"ix_jobs_hot_attended"}),
     "obligations": (_due([("work", "completed", "spec")]), {"ix_follow_up_obligations_due"}),
 }
 
@@ -56,6 +67,9 @@ VALUES = {
     "ids": [1],
     "leases": [1],
     "results": [None],
+    "callback": UUID(int=1),
+    "of_lease": 1,
+    "payload": 1,
     "held_id": 1,
     "held_lease": 1,
     "entry": {},

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from awa_sqla.errors import InvalidJob
 from awa_sqla.models.base import Outcome
 from awa_sqla.models.job import Attempt, Job
-from awa_sqla.session import catalogue, happenings, ledger, marks, statements
+from awa_sqla.session import batch_statements, catalogue, happenings, ledger, marks
 from awa_sqla.session.events import EVENTS
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_result
@@ -62,7 +62,7 @@ def complete_many(session: SyncSession, items: Iterable[Job | Attempt | Completi
         "leases": [item.attempt.run_lease for item in wanted],
         "results": [item.result for item in wanted],
     }
-    kinds: dict[int, str] = {row[0]: row[1] for row in target.execute(statements.COMPLETE_MANY, parameters)}
+    kinds: dict[int, str] = {row[0]: row[1] for row in target.execute(batch_statements.COMPLETE_MANY, parameters)}
     _stage(target, kinds, by_id)
     return CompletedBatch(
         completed=[item.attempt.id for item in wanted if item.attempt.id in kinds],
@@ -77,7 +77,7 @@ def _stage(session: Session, kinds: dict[int, str], by_id: dict[int, Completion]
         expire_record(session, id_)
     load = [id_ for id_, kind in kinds.items() if kind in followed or key((id_,)) in session.identity_map]
     if load:
-        for row in session.scalars(statements.LOAD_MANY, {"ids": load}):
+        for row in session.scalars(batch_statements.LOAD_MANY, {"ids": load}):
             ledger.stage(session, Staged(row, Outcome.COMPLETED, {"result": by_id[row.id].result}))
 
 

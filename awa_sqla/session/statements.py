@@ -22,7 +22,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    column,
     delete,
     func,
     literal_column,
@@ -33,7 +32,7 @@ from sqlalchemy import (
     type_coerce,
     update,
 )
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import NULLTYPE
 
@@ -317,42 +316,4 @@ CANCEL_DEFERRED = (
 
 FIND = select(JobRecord.state, JobRecord.run_lease, JobRecord.stored_in).where(
     JobRecord.id == bindparam("job_id", type_=BigInteger)
-)
-
-# ---------------------------------------------------------------- batches
-
-# One dimension: a result may itself be a list, and would else be taken for a second one.
-_held_rows = (
-    func.unnest(
-        bindparam("ids", type_=ARRAY(BigInteger)),
-        bindparam("leases", type_=ARRAY(BigInteger)),
-        bindparam("results", type_=ARRAY(JSONB(none_as_null=True), dimensions=1)),
-    )
-    .table_valued(column("id", BigInteger), column("run_lease", BigInteger), column("result", JSONB), name="held")
-    .render_derived()
-)
-
-# Locked in the order of their ids: two batches cannot wait for each other.
-_locked = (
-    select(Job.id, _held_rows.c.result)
-    .join(_held_rows, and_(Job.id == _held_rows.c.id, Job.run_lease == _held_rows.c.run_lease))
-    .where(or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)))
-    .order_by(Job.id)
-    .with_for_update(of=Job, key_share=True)
-    .cte("locked")
-)
-
-COMPLETE_MANY = (
-    update(Job)
-    .where(Job.id == _locked.c.id)
-    .values(**effects(TRANSITIONS["complete"]), result=_locked.c.result)
-    .returning(Job.id, Job.kind)
-    .execution_options(synchronize_session=False, **{MANAGED: True})
-)
-
-LOAD_MANY = (
-    select(Job)
-    .where(Job.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))))
-    .order_by(Job.id)
-    .execution_options(populate_existing=True)
 )
