@@ -24,7 +24,8 @@ FILL = """
 INSERT INTO awa.jobs_hot (kind, queue, args, state, run_lease, heartbeat_at, root_id, parent_id, callback_id,
 callback_timeout_at)
 SELECT 'work', 'q' || n % 50, '{"n": 1}',
-       CASE WHEN n % 100 < 90 THEN 'completed' WHEN n % 100 < 98 THEN 'available' WHEN n % 100 = 98 THEN 'waiting_external' ELSE 'running' END,
+       CASE WHEN n % 100 < 90 THEN 'completed' WHEN n % 100 < 98 THEN 'available'
+         WHEN n % 100 = 98 THEN 'waiting_external' ELSE 'running' END,
        n, now(), n / 10, n / 5, CASE WHEN n % 100 = 98 THEN gen_random_uuid() END,
        CASE WHEN n % 100 = 98 THEN now() + n * interval '1 s' END
 FROM generate_series(1, 100000) AS n;

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import awa_sqla
-from awa_sqla import Attempt, CallbackToken, CompletedBatch, Job, JobState, Unique, UnsupportedSession
+from awa_sqla import Attempt, CallbackToken, CompletedBatch, DefaultAction, Job, JobState, Unique, UnsupportedSession
 from awa_sqla import asyncio as verbs
 from tests.app import Signup, Welcome
 from tests.session.steps import MINUTE
@@ -26,6 +26,8 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "park": ((Attempt(1, 1), CallbackToken(UUID(int=1), datetime.now(UTC))), {}),
     "register_callback": ((Attempt(1, 1),), {}),
     "retry_external": ((UUID(int=1),), {}),
+    "resume_external": ((UUID(int=1),), {}),
+    "resolve_callback": ((UUID(int=1),), {"default": DefaultAction.IGNORE}),
     "cancel": ((1,), {"reason": "x"}),
     "claim": (("default",), {"limit": 1}),
     "complete": ((Attempt(1, 1),), {}),

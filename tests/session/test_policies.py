@@ -185,7 +185,7 @@ BROKEN = {
 
 @in_two_worlds
 @pytest.mark.parametrize("name", ["filter", "on_complete", "on_fail", "transform"])
-@pytest.mark.parametrize("expression", list(BROKEN))
+@pytest.mark.parametrize("expression", ["payload.", "order.status == 'ok'"])
 def test_a_broken_expression_is_refused_when_it_is_registered(
     session: Session, database: Database, name: str, expression: str
 ) -> None:
@@ -200,12 +200,14 @@ def test_a_broken_expression_is_refused_when_it_is_registered(
     assert len(database.rows("SELECT 1 FROM app_order")) == 1
 
 
+@in_one_world
 @pytest.mark.parametrize("expression", list(BROKEN))
 def test_the_error_says_what_is_wrong(session: Session, expression: str) -> None:
     with pytest.raises(InvalidJob, match=BROKEN[expression].replace("(", r"\(").replace(")", r"\)")):
         register_callback(session, running(session), policy=CallbackPolicy(filter=expression))
 
 
+@in_one_world
 @pytest.mark.parametrize("wrong", ["payload.a", {"filter": "true"}, 1])
 def test_what_is_no_policy_is_refused(session: Session, wrong: Any) -> None:
     with pytest.raises(InvalidJob) as caught:
@@ -215,6 +217,7 @@ def test_what_is_no_policy_is_refused(session: Session, wrong: Any) -> None:
         register_callback(session, running(session), policy=CallbackPolicy(filter=wrong) if wrong == 1 else wrong)
 
 
+@in_one_world
 @pytest.mark.parametrize("wrong", ["complete", None, True])
 def test_what_is_no_default_is_refused(session: Session, wrong: Any) -> None:
     _, token = waiting(session)
@@ -239,6 +242,7 @@ HOSTILE: dict[str, tuple[dict[str, str], Any]] = {
 }
 
 
+@in_two_worlds
 @pytest.mark.parametrize("name", list(HOSTILE))
 def test_a_payload_that_is_too_much_for_the_policy_changes_nothing(
     session: Session, database: Database, name: str

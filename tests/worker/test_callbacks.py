@@ -104,7 +104,7 @@ def test_what_is_no_token_fails_the_attempt(stage: Any) -> None:
     handle(stage, "async", seen, lambda token: WaitForCallback(token.id))  # type: ignore[arg-type]
     stage.enqueue(Pay(), max_attempts=1)
     stage.play(lambda: stage.states("worker_pay") == ["failed"])
-    assert "must be a CallbackToken" in stage.jobs("worker_pay")[0].errors[0]["error"]
+    assert "must be the CallbackToken" in stage.jobs("worker_pay")[0].errors[0]["error"]
 
 
 def test_the_class_instead_of_an_outcome_fails_the_attempt(stage: Any) -> None:
