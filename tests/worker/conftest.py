@@ -17,6 +17,7 @@ from sqlalchemy.orm import sessionmaker
 
 from awa_sqla import Awa, JobArgs, Worker, enqueue
 from awa_sqla.session import catalogue
+from awa_sqla.worker import lanes
 
 PATIENCE = 60.0
 
@@ -93,8 +94,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(db_url: URL, engine: Engine) -> Iterator[Stage]:
+def stage(db_url: URL, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     catalogue.forget_cache()
+    monkeypatch.setattr(lanes, "OBLIGATIONS", 0.2)  # looks more often than every five seconds
     stage = Stage(db_url, engine)
     stage.app.attach(stage.sessions)
     yield stage

@@ -449,7 +449,7 @@ def test_a_thread_that_does_not_end_is_abandoned_and_its_late_outcome_is_void(st
 
     def handler(ctx: Any) -> None:
         reached.set()
-        go.wait(20)
+        go.wait(3)
 
     stage.app.task(Work)(handler)
     stage.enqueue(Work())
