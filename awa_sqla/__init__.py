@@ -24,6 +24,7 @@ from awa_sqla.args import Backoff, JobArgs
 from awa_sqla.errors import (
     AwaError,
     CallbackNotFound,
+    CallbackRefused,
     ConfigurationError,
     DuplicateKind,
     FollowUpError,
@@ -79,6 +80,7 @@ from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.hooks import Hooks
 from awa_sqla.session.tree import lineage
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
+from awa_sqla.signing import callback_url, sign_callback, verify_callback
 from awa_sqla.states import LIVE_STATES
 from awa_sqla.unique import Unique
 from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, WaitForCallback, Worker
@@ -91,6 +93,7 @@ __all__ = [
     "AwaError",
     "Backoff",
     "CallbackNotFound",
+    "CallbackRefused",
     "CallbackToken",
     "Cancel",
     "Cancelled",
@@ -137,6 +140,7 @@ __all__ = [
     "WaitForCallback",
     "WaitingForCallback",
     "Worker",
+    "callback_url",
     "cancel",
     "cancel_callback",
     "claim",
@@ -156,5 +160,7 @@ __all__ = [
     "retry_after",
     "retry_external",
     "set_progress",
+    "sign_callback",
     "snooze",
+    "verify_callback",
 ]
