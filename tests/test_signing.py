@@ -152,14 +152,36 @@ RIGHT = "v1=" + "a" * 64
 MALFORMED: list[Mapping[Any, Any]] = [
     {"X-Awa-Timestamp": timestamp, "X-Awa-Signature": RIGHT}
     for timestamp in (
-        *("", " 5", "5 ", "+5", "-5", "05", "5.0", "1e9", "٥", "\N{FULLWIDTH DIGIT FIVE}", "5_0", "5\n", "x"),
+        *(
+            "",
+            " 5",
+            "5 ",
+            "+5",
+            "-5",
+            "05",
+            "5.0",
+            "1e9",
+            "\N{ARABIC-INDIC DIGIT FIVE}",
+            "\N{FULLWIDTH DIGIT FIVE}",
+            "5_0",
+            "5\n",
+            "x",
+        ),
         *(str(10**30), "9" * 5000, None, 5, b"\xff"),
     )
 ] + [
     {"X-Awa-Timestamp": "5", "X-Awa-Signature": signature}
     for signature in (
         *("", "v1=", "a" * 64, "v2=" + "a" * 64, RIGHT[:-1], RIGHT + "a", RIGHT.upper(), RIGHT + "\n", f" {RIGHT}"),
-        *("v1=" + "g" * 64, "v1=" + "٥" * 64, f"{RIGHT},{RIGHT}", "\ud800" * 67, None, 7, b"\xff" * 67),
+        *(
+            "v1=" + "g" * 64,
+            "v1=" + "\N{ARABIC-INDIC DIGIT FIVE}" * 64,
+            f"{RIGHT},{RIGHT}",
+            "\ud800" * 67,
+            None,
+            7,
+            b"\xff" * 67,
+        ),
     )
 ]
 

@@ -77,7 +77,7 @@ def _problems(*, signed: bool) -> dict[str, Any]:
     """The problems by status, with the codes of each."""
     found: dict[str, Any] = {}
     for problem in PROBLEMS.values():
-        if problem.code in ("not_found", "method_not_allowed") or (problem.status == 401 and not signed):
+        if problem.status == 401 and not signed:
             continue
         entry = found.setdefault(str(problem.status), _response("", "Error"))
         entry["description"] += f"{'; ' if entry['description'] else ''}`{problem.code}`: {problem.message}"
