@@ -111,6 +111,7 @@ class Unit:
 
     def explain(self, exc: BaseException) -> Refusal:
         """End the transaction, and say what the sender is told."""
+        self._roll_back()
         if isinstance(exc, Refusal):
             return exc
         if isinstance(exc, FollowUpError):
@@ -123,19 +124,27 @@ class Unit:
         if self._at == "verb" and isinstance(exc, InvalidJob):
             return Refusal("invalid_body", str(exc))
         if self._at == "app" and isinstance(exc, CallbackRefused):
-            return Refusal("refused", exc.reason)
+            return Refusal("refused", str(exc.reason))
         if passing(exc) or (self._at != "app" and isinstance(exc, OSError)):
             logger.warning("a callback was not resolved, the database is not available: %s", type(exc).__name__)
             return Refusal("unavailable")
         logger.error("a callback was not resolved: %s", type(exc).__name__, exc_info=exc)
         return Refusal("internal")
 
+    def _roll_back(self) -> None:
+        """Said, and not left to the session's close: that one gives a connection whose COMMIT was not sent, because a
+        listener of the engine raised, back to the pool as it is, and the next request would find itself inside.
+        """
+        try:
+            self._session.rollback()
+        except Exception:  # noqa: BLE001 - the connection is gone, or of no use any more
+            self._session.invalidate()
+
     def _used_up(self) -> Refusal:
         """Nobody waits: because another request was quicker, or because nobody ever did."""
         self._at = "database"
         assert self._asked.call is not None  # noqa: S101
         try:
-            self._session.rollback()
             if not self._session.in_transaction():
                 self._session.begin()
             known = receipts.resolved(self._session, self._asked.call.callback_id)

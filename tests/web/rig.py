@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import httpx
+import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -23,6 +24,13 @@ from tests.session.steps import HOUR, running
 
 SECRET = bytes(range(32))
 KINDS = ("sync-psycopg", "async-psycopg", "async-asyncpg")
+
+#: For what the kind of session has no part in.
+in_one_kind = pytest.mark.parametrize("web", KINDS[:1], indirect=True)
+#: For long lists: a sync one and an async one.
+in_two_kinds = pytest.mark.parametrize("web", KINDS[::2], indirect=True)
+#: For coroutine functions.
+in_async_kinds = pytest.mark.parametrize("web", KINDS[1:], indirect=True)
 
 
 @dataclass(frozen=True)

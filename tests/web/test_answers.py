@@ -26,10 +26,9 @@ from awa_sqla import (
 from awa_sqla.web.callbacks import router
 from awa_sqla.worker.trouble import passing
 from tests.app import NotifyOps, Signup
-from tests.web.rig import SECRET, Web
+from tests.web.rig import SECRET, Web, in_one_kind
 from tests.worlds import Database
 
-in_one_kind = pytest.mark.parametrize("web", ["sync-psycopg"], indirect=True)
 OTHER = bytes(32)
 ID = uuid.UUID("0192d3f4-5a6b-4c7d-8e9f-a0b1c2d3e4f5")
 ACTIONS = {
