@@ -26,7 +26,7 @@ from awa_sqla.errors import (
 )
 from awa_sqla.models.job import DeadLetter, Job
 from awa_sqla.session import callbacks as verbs
-from awa_sqla.session.target import jobs_connection
+from awa_sqla.session.target import require_transaction
 from awa_sqla.web import receipts
 from awa_sqla.web.answers import Refusal, logger
 from awa_sqla.web.bodies import CallbackCall
@@ -69,8 +69,8 @@ class Unit:
         if not self._session.in_transaction():
             self._session.begin()
         self._transaction = self._session.get_transaction()
-        # Before any code of the app: an OSError of the driver's own is the database's only in our own steps.
-        jobs_connection(self._session)
+        # This connects before any code of the app runs: there, an OSError may be the app's own.
+        require_transaction(self._session)
         call, digest = self._asked.call, self._asked.digest
         if call is None:
             found = receipts.find(self._session, digest) if digest is not None else None
