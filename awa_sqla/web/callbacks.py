@@ -93,7 +93,7 @@ def router(
     )
     answers = [Route(f"/{{callback_id}}/{name}", partial(ingress.respond, name), methods=["POST"]) for name in ACTIONS]
     routes = [Route("/openapi.json", ingress.describe, methods=["GET"]), *answers]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: _not_here})
+    app = Starlette(routes=routes, exception_handlers={HTTPException: not_here})
     app.router.redirect_slashes = False
     return app
 
@@ -158,6 +158,7 @@ def _unauthorized(reason: str) -> Refusal:
     return Refusal("unauthorized")
 
 
-async def _not_here(request: Request, exc: Exception) -> Response:  # noqa: ARG001
+async def not_here(request: Request, exc: Exception) -> Response:  # noqa: ARG001
+    """No such path or method here, as JSON: a handler of `HTTPException`."""
     assert isinstance(exc, HTTPException)  # noqa: S101
     return Refusal(_CODES.get(exc.status_code, "internal")).response(dict(exc.headers or {}))
