@@ -116,9 +116,10 @@ def _serving() -> Any:
     try:
         from awa_sqla.web import serving
     except ModuleNotFoundError as exc:
-        if exc.name not in ("starlette", "uvicorn"):
+        missing = (exc.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
             raise
-        raise NotFoundError(f"callbacks serve needs {exc.name}: pip install 'awa-sqla[web]'") from exc
+        raise NotFoundError(f"callbacks serve needs {missing}: pip install 'awa-sqla[web]'") from exc
     return serving
 
 

@@ -34,9 +34,7 @@ try:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 except ModuleNotFoundError as exc:
-    raise ModuleNotFoundError(
-        f"awa_sqla.web needs {exc.name}: pip install 'awa-sqla[web]'", name=exc.name, path=exc.path
-    ) from exc
+    raise ModuleNotFoundError("awa_sqla.web needs starlette: pip install 'awa-sqla[web]'", name="starlette") from exc
 
 from awa_sqla.web.answers import Refusal, done, logger
 from awa_sqla.web.bodies import CallbackCall, meant, read
