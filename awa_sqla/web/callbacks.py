@@ -46,6 +46,8 @@ from awa_sqla.web.transaction import Asked, Hooks
 __all__ = ["CallbackCall", "router"]
 
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+#: Litestar adds a slash to the path of what is mounted.
+_ENDS = ("", "/")
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -89,8 +91,10 @@ def router(
         max_body=limits.integer("max_body", max_body, 1, 2**31),
         read_timeout=limits.duration("read_timeout", read_timeout),
     )
-    answers = [Route(f"/{{callback_id}}/{name}", partial(ingress.respond, name), methods=["POST"]) for name in ACTIONS]
-    routes = [Route("/openapi.json", ingress.describe, methods=["GET"]), *answers]
+    routes = [Route(f"/openapi.json{end}", ingress.describe, methods=["GET"]) for end in _ENDS]
+    for action in ACTIONS:
+        respond = partial(ingress.respond, action)
+        routes.extend(Route(f"/{{callback_id}}/{action}{end}", respond, methods=["POST"]) for end in _ENDS)
     app = Starlette(routes=routes, exception_handlers={HTTPException: not_here})
     app.router.redirect_slashes = False
     return app
@@ -116,7 +120,7 @@ class _Ingress:
 
     async def describe(self, request: Request) -> Response:
         """The OpenAPI document."""
-        return JSONResponse(document(mounted_at=request.scope.get("root_path", ""), signed=bool(self.keys)))
+        return JSONResponse(document(mounted_at=_mounted_at(request), signed=bool(self.keys)))
 
     async def respond(self, action: str, request: Request) -> Response:
         """One request, from its path to its answer."""
@@ -148,6 +152,13 @@ class _Ingress:
         if reason is not None:
             raise _unauthorized(reason)
         return Asked(meant(callback_id, action, body), digest)
+
+
+def _mounted_at(request: Request) -> str:
+    """The path at which the router is mounted, also where the framework does not say so."""
+    known: str = request.scope.get("root_path", "")
+    whole: bytes = request.scope.get("raw_path") or b""
+    return known or whole.decode("latin-1").rstrip("/").removesuffix("/openapi.json")
 
 
 def _unauthorized(reason: str) -> Refusal:

@@ -233,7 +233,7 @@ def test_unsigned_requests_are_taken_when_asked_for(web: Web, database: Database
 
 # ----------------------------------------------------------------------------------------------------- 404 and 405
 @in_one_kind
-@pytest.mark.parametrize("path", ["/", "/x", f"/{ID}", f"/{ID}/retry", f"/{ID}/complete/", "/a/b/c"])
+@pytest.mark.parametrize("path", ["/", "/x", f"/{ID}", f"/{ID}/retry", f"/{ID}/complete//", "/a/b/c"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_an_unknown_path_is_404(web: Web, path: str, method: str) -> None:
     assert web.send(method, f"/callbacks{path}").is_problem(404, "not_found")
