@@ -37,7 +37,11 @@ class Ingress:
 def listen(host: str, port: int) -> socket.socket:
     """A socket that is bound; port 0 is any free one. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    return socket.create_server((host, port), family=family, backlog=2048)
+    listening = socket.create_server((host, port), family=family, backlog=2048)
+    # Its connections inherit it. asyncio sets it on sockets of its own only, and without it each answer on a connection
+    # that is kept waits for the other side's delayed ACK: 45 ms were measured instead of 2.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def serve(ingress: Ingress, listening: socket.socket, ready: Callable[[str, int], None]) -> None:

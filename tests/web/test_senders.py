@@ -22,6 +22,7 @@ from starlette.routing import Mount
 
 from awa_sqla import callback_url, sign_callback
 from awa_sqla.web.callbacks import router
+from awa_sqla.web.serving import listen
 from tests.web.rig import SECRET, Web, in_one_kind, in_two_kinds
 from tests.worlds import Database
 
@@ -192,6 +193,14 @@ def test_two_requests_of_one_connection_are_two(web: Web, address: tuple[str, in
         head(two.callback_id, b"{}", "Content-Length: 2", "Connection: close") + b"{}",
     )
     assert answer.count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_an_answer_does_not_wait_for_an_acknowledgement(host: str) -> None:
+    with listen(host, 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 # ---------------------------------------------------------------------------------------------------- frameworks
