@@ -25,6 +25,7 @@ from awa_sqla.cel.policy import CallbackPolicy, DefaultAction, Resolution
 from awa_sqla.errors import (
     AwaError,
     CallbackNotFound,
+    CallbackRefused,
     ConfigurationError,
     DuplicateKind,
     FollowUpError,
@@ -81,6 +82,7 @@ from awa_sqla.session.hooks import Hooks
 from awa_sqla.session.resolving import resolve_callback
 from awa_sqla.session.tree import lineage
 from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progress, snooze
+from awa_sqla.signing import callback_url, sign_callback, verify_callback
 from awa_sqla.states import LIVE_STATES
 from awa_sqla.unique import Unique
 from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, WaitForCallback, Worker
@@ -94,6 +96,7 @@ __all__ = [
     "Backoff",
     "CallbackNotFound",
     "CallbackPolicy",
+    "CallbackRefused",
     "CallbackToken",
     "Cancel",
     "Cancelled",
@@ -142,6 +145,7 @@ __all__ = [
     "WaitForCallback",
     "WaitingForCallback",
     "Worker",
+    "callback_url",
     "cancel",
     "cancel_callback",
     "claim",
@@ -162,5 +166,7 @@ __all__ = [
     "retry_after",
     "retry_external",
     "set_progress",
+    "sign_callback",
     "snooze",
+    "verify_callback",
 ]

@@ -7,6 +7,7 @@ AwaError
 ├── StaleJobError                   the attempt has ended; the caller's transaction stays usable
 ├── JobNotFound(LookupError)        no job of that id in any table
 ├── CallbackNotFound(LookupError)   nobody waits for this callback any more
+├── CallbackRefused                 a callback's request is not signed as it must be, or the app refuses it
 ├── UniqueConflict                  a unique job has a twin; the caller's transaction stays usable
 ├── FollowUpError                   a follow-up spec raised or returned nonsense; nothing is committed
 ├── FollowUpsNotAttached            a transition in a session that would lose its follow-ups
@@ -30,6 +31,7 @@ from typing import Any
 __all__ = [
     "AwaError",
     "CallbackNotFound",
+    "CallbackRefused",
     "ConfigurationError",
     "DuplicateKind",
     "FollowUpError",
@@ -122,6 +124,21 @@ class CallbackNotFound(AwaError, LookupError):
             f"no job waits for callback {self.callback_id}: it is unknown, resolved already, or its attempt has ended. "
             "Answer the sender with 404; sending it again cannot help"
         )
+
+
+class CallbackRefused(AwaError):
+    """A request for a callback is not accepted: by its signature, or by the app's own `before` or `after`.
+
+    `reason` says why, for our own log; of a signature it is "missing", "malformed", "wrong", "too old" or "in the
+    future". Nothing was changed.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"callback refused: {self.reason}"
 
 
 class UniqueConflict(AwaError):

@@ -36,13 +36,18 @@ class Settings:
 
     def load_app(self) -> Awa:
         """Import the app. Raises `NotFoundError`; an error inside the module is let through untouched."""
-        reference = self.app or os.environ.get("AWA_APP") or _from_pyproject()
-        if not reference:
+        app = self.find_app()
+        if app is None:
             raise NotFoundError(
                 "no app: give --app module:attribute, set AWA_APP, or write [tool.awa-sqla] app = '...' in "
                 "pyproject.toml"
             )
-        return _imported(reference)
+        return app
+
+    def find_app(self) -> Awa | None:
+        """The same for commands that can do without: None when no app is named anywhere."""
+        reference = self.app or os.environ.get("AWA_APP") or _from_pyproject()
+        return _imported(reference) if reference else None
 
     def database(self, app: Awa | None = None) -> str:
         """The database URL. Raises `NotFoundError`."""

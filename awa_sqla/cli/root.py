@@ -40,7 +40,7 @@ class Duration(click.ParamType[timedelta]):
         return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
 
 
-def _after_verb(command: Any) -> Any:
+def after_verb(command: Any) -> Any:
     """Let -A and -d also be written after the verb, where many look for them."""
 
     def keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
@@ -69,7 +69,7 @@ def cli(ctx: click.Context, app: str | None, database_url: str | None, *, verbos
 
 
 @cli.command()
-@_after_verb
+@after_verb
 @click.option("-Q", "--queue", "queues", multiple=True, help="Serve only this queue; may be repeated.")
 @click.option("--grace", type=Duration(), default="30s", show_default=True, help="For running jobs at a stop.")
 @click.option("--heartbeat", type=Duration(), default="30s", show_default=True)
@@ -100,16 +100,16 @@ def worker(
             **options,
         )
     except SchemaVersionError as exc:
-        _leave(str(exc), EXIT_PRECONDITION)
+        leave(str(exc), EXIT_PRECONDITION)
     except AwaError as exc:
         raise click.UsageError(str(exc)) from exc
     except (DBAPIError, OSError) as exc:
-        _leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
+        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
     sys.exit(status)
 
 
 @cli.command()
-@_after_verb
+@after_verb
 @click.option("--to", type=int, metavar="N", help="The version to reach, up or down; default: the latest.")
 @click.option("--schema", default="awa", show_default=True)
 @click.option("--sql", is_flag=True, help="Print the SQL from version 0 and run nothing.")
@@ -144,15 +144,15 @@ def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, ch
             before, after = steps.migrate(connection, target, schema)
         click.echo(f"schema {schema}: {'already at' if before == after else f'{before} ->'} version {after}")
     except SchemaVersionError as exc:
-        _leave(str(exc), EXIT_PRECONDITION)
+        leave(str(exc), EXIT_PRECONDITION)
     except AwaError as exc:
         raise click.UsageError(str(exc)) from exc
     except DBAPIError as exc:
-        _leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
+        leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
 
 
 @cli.command()
-@_after_verb
+@after_verb
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("--kill", is_flag=True, help="Kill workers with SIGKILL in the middle; the result must be the same.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
@@ -187,7 +187,7 @@ def specs() -> None:
 
 
 @specs.command("list")
-@_after_verb
+@after_verb
 @click.pass_obj
 def specs_list(settings: Settings, /) -> None:
     """Print each spec: kind, outcome, name, and when a process that has it was last seen (UTC)."""
@@ -204,7 +204,7 @@ def specs_list(settings: Settings, /) -> None:
 
 
 @specs.command("forget")
-@_after_verb
+@after_verb
 @click.argument("name")
 @click.pass_obj
 def specs_forget(settings: Settings, /, name: str) -> None:
@@ -217,7 +217,7 @@ def specs_forget(settings: Settings, /, name: str) -> None:
     with _session(settings) as session:
         gone = forget(session, name)
     if not gone:
-        _leave(f"no spec is named {_shown(name)!r}; see `awa-sqla specs list`", EXIT_NOTHING)
+        leave(f"no spec is named {_shown(name)!r}; see `awa-sqla specs list`", EXIT_NOTHING)
     click.echo(f"forgotten: {_shown(name)}")
 
 
@@ -235,7 +235,7 @@ def _session(settings: Settings) -> Generator[Session, None, None]:
         with Session(create_engine(url, poolclass=NullPool)) as session, session.begin():
             yield session
     except DBAPIError as exc:
-        _leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
+        leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
 
 
 def _shown(text: str) -> str:
@@ -243,6 +243,6 @@ def _shown(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def _leave(message: str, status: int) -> NoReturn:
+def leave(message: str, status: int) -> NoReturn:
     click.echo(f"awa-sqla: {message}", err=True)
     sys.exit(status)

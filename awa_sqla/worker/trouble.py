@@ -16,7 +16,9 @@ def passing(error: BaseException) -> bool:
     if isinstance(error, sa_exc.TimeoutError):
         return True
     if not isinstance(error, sa_exc.DBAPIError):
-        return False
+        # Out of a new connection asyncpg's own errors come as they are, a server that is starting up among them.
+        code = getattr(error, "sqlstate", None)
+        return isinstance(code, str) and code.startswith(_PASSING)
     code = sqlstate(error)
     if code is not None:
         return code.startswith(_PASSING)

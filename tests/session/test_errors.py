@@ -8,6 +8,7 @@ import awa_sqla
 from awa_sqla import (
     AwaError,
     CallbackNotFound,
+    CallbackRefused,
     ConfigurationError,
     DuplicateKind,
     FollowUpError,
@@ -39,6 +40,7 @@ SAMPLES: list[tuple[Exception, str]] = [
     (UnknownKind("send_emial", "send_email"), "did you mean 'send_email'?"),
     (UniqueConflict(7, b"0123456789abcdef", "signup"), 'on_conflict="skip"'),
     (CallbackNotFound("5f0c"), "Answer the sender with 404"),
+    (CallbackRefused("too old"), "callback refused: too old"),
     (UnknownKind("nothing"), "is not registered"),
     (InvalidState(7, "running", "retry"), "job 7 is running: retry does not apply"),
     (SchemaVersionError(0, 1), "run your migrations"),

@@ -1,0 +1,1 @@
+"""The HTTP ingress of callbacks, against a real database."""
