@@ -147,7 +147,10 @@ def shop(name: str, postgres_server: Server, *, queue_app: str, web_app: str) ->
         stack.enter_context(process(environment, "awa_sqla", "-q", "-A", queue_app, "worker"))
         assert server.stdout is not None
         port = int(server.stdout.readline())
-        http = stack.enter_context(httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE))
+        # No connection is used twice: after an exception uvicorn closes it, which could be heard too late.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, limits=limits)
+        stack.enter_context(http)
         yield Shop(http, url, provider)
 
 
