@@ -16,15 +16,17 @@ import psycopg
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import URL, Engine, NullPool, create_engine, inspect, text
-from sqlalchemy.orm import Session
+from sqlalchemy import URL, Engine, NullPool, create_engine, inspect, select, text
+from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import JobState, Outcome
 from awa_sqla.demo import Plan, content, run
+from awa_sqla.demo.approver import approve
 from awa_sqla.demo.check import CHECKS, check_all, shown
 from awa_sqla.demo.content import NotAFileError, frequent_words, measure
 from awa_sqla.demo.database import migrate
-from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, engine_on, path_from_text, path_to_text
+from awa_sqla.demo.jobs import awa
+from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, Directory, engine_on, path_from_text, path_to_text
 from awa_sqla.demo.records import Records
 from awa_sqla.demo.seed import listings
 from awa_sqla.schema import LATEST, installed_version
@@ -436,3 +438,15 @@ def test_its_migrations_lead_to_the_latest_schema_and_to_its_models(empty_db_url
         command.downgrade(config, "base")
         assert inspect(connection).get_table_names(schema=APP_SCHEMA) == ["alembic_version"]
         assert installed_version(connection, JOBS_SCHEMA) == 0
+
+
+def test_an_approval_that_comes_too_late_waits_for_the_next_request(finished: Finished) -> None:
+    maker = sessionmaker(finished.engine)
+    awa.attach(maker)
+    with maker() as session:
+        directory = session.scalars(select(Directory).limit(1)).one()
+        directory.summary = None  # approved already: its token is used up
+        approve(session, directory)
+        assert (directory.summary, directory.approval_id) == (None, None)
+        session.rollback()
+    awa.detach(maker)
