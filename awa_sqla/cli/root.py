@@ -154,7 +154,7 @@ def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, ch
 @cli.command()
 @after_verb
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
-@click.option("--kill", is_flag=True, help="Kill workers with SIGKILL in the middle; the result must be the same.")
+@click.option("--kill", is_flag=True, help="Kill processes with SIGKILL in the middle; the result must be the same.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 @click.option("--keep", is_flag=True, help="Keep the demo's schemas in a database that was given.")
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(1, 16), help="Worker processes.")

@@ -27,8 +27,8 @@ class Plan:
     """What `awa-sqla demo` was asked to do.
 
     `directory`: what to catalogue (Python's standard library). `database_url`: where (a private server). `kill`:
-    end workers with SIGKILL in the middle. `as_json`: one JSON object on stdout instead of tables. `keep`: leave
-    the schemas in the database that was given. `workers`: how many worker processes.
+    end workers and the approver with SIGKILL in the middle. `as_json`: one JSON object on stdout instead of tables.
+    `keep`: leave the schemas in the database that was given. `workers`: how many worker processes.
     """
 
     directory: Path | None = None

@@ -17,7 +17,7 @@ from pathlib import Path
 from awa_sqla import JobArgs, JobState, Outcome
 from awa_sqla.demo.approver import TOP_WORDS
 from awa_sqla.demo.content import BLOCK, WORDS_KEPT, frequent_words, open_file
-from awa_sqla.demo.jobs import CountFailure, HashFile, IndexWords, RecordIncident, SummariseDirectory
+from awa_sqla.demo.jobs import CountFailure, CountRequest, HashFile, IndexWords, RecordIncident, SummariseDirectory
 from awa_sqla.demo.models import Directory, File, FileStatus
 from awa_sqla.demo.records import JobRow, Records
 from awa_sqla.demo.watch import LIVE
@@ -165,7 +165,7 @@ def _tally(found: Sequence[File]) -> tuple[int, int, int]:
 
 
 def summaries(records: Records) -> Check:
-    """One approval for each directory, by the approver, with the right summary."""
+    """One approval for each directory, by the callback that was asked for last, with the right summary."""
     approvals: dict[int, list[JobRow]] = {id_: [] for id_ in records.directories}
     for job in records.of(SummariseDirectory):
         approvals.setdefault(job.args["directory_id"], []).append(job)
@@ -174,8 +174,8 @@ def summaries(records: Records) -> Check:
         directory = records.directories.get(job.args["directory_id"])
         if directory is None or job.state is not JobState.COMPLETED:
             wrong.append(f"approval {job.id} is {job.state}")
-        elif not (job.worker_id or "").startswith("approver:"):
-            wrong.append(f"approval {job.id} was completed by {job.worker_id}")
+        elif directory.approval_id is None or directory.requests != job.waits:
+            wrong.append(f"{directory.path}: {directory.requests} approvals were asked for in {job.waits} waits")
         elif not directory.summary == job.result == _summary(directory, records):
             wrong.append(f"{directory.path}: its summary is {directory.summary}")
     return _verdict("summaries", wrong, f"{len(approvals)} directories, one approval each, all completed")
@@ -201,12 +201,14 @@ _FOLLOWS: dict[str | None, type[JobArgs]] = {
     Outcome.EXHAUSTED.value: CountFailure,
     Outcome.RETRIED.value: RecordIncident,
     Outcome.RESCUED.value: RecordIncident,
+    Outcome.WAITING_FOR_CALLBACK.value: CountRequest,
     None: SummariseDirectory,  # enqueued by a handler
 }
 
 
 def follow_ups(records: Records) -> Check:
-    """Exactly one follow-up for each outcome that has one: completion of a text, retry, rescue, dead letter."""
+    """Exactly one follow-up for each outcome that has one: completion of a text, retry, rescue, dead letter,
+    wait for an approval."""
     wrong: list[str] = []
     expected_in_all = 0
     for job in records.jobs.values():
@@ -222,6 +224,9 @@ def follow_ups(records: Records) -> Check:
 def _expected(job: JobRow) -> Counter[str | None]:
     """The follow-ups that the job's own row asks for."""
     expected: Counter[str | None] = Counter()
+    if job.kind == SummariseDirectory.__awa__.kind:
+        expected[Outcome.WAITING_FOR_CALLBACK.value] = job.waits
+        return +expected
     if job.kind not in (HashFile.__awa__.kind, IndexWords.__awa__.kind):
         return expected
     gave_up = job.is_dead and not (job.errors and job.errors[-1]["type"] == "rescue")
@@ -254,10 +259,11 @@ def _parted(job: JobRow, records: Records) -> str | None:
         return f"follows on {job.parent_outcome} of job {job.parent_id}"
     if job.root_id != (parent.id if parent.root_id is None else parent.root_id):
         return f"has the root {job.root_id}"
-    about, file = job.args, records.files.get(parent.args.get("file_id", 0))
-    same = file is not None and (
-        about["directory_id"] == file.directory_id if "directory_id" in about else about["file_id"] == file.id
-    )
+    about, above = job.args, parent.args
+    if "directory_id" in about and "file_id" in above:
+        file = records.files.get(above["file_id"])
+        above = {} if file is None else {"directory_id": file.directory_id}
+    same = any(about.get(name) == above.get(name) is not None for name in ("file_id", "directory_id"))
     return None if same else f"is about something else than its parent {parent.id}"
 
 

@@ -4,8 +4,10 @@
     either ───── exhausted ──────────> CountFailure
     either ───── retried, rescued ───> RecordIncident
 
-Whichever job brings a directory's last file to its end also enqueues a `SummariseDirectory`, for a queue that no
-worker serves: `approver` claims it and completes it in a transaction of its own.
+    SummariseDirectory ── waits for its callback ──> CountRequest
+
+Whichever job brings a directory's last file to its end also enqueues a `SummariseDirectory`. Its handler asks for an
+approval and ends; the job waits, in no worker, for the callback that `approver` makes in a transaction of its own.
 """
 
 from __future__ import annotations
@@ -29,15 +31,18 @@ from awa_sqla import (
     QueueConfig,
     Rescued,
     Retried,
+    WaitForCallback,
+    WaitingForCallback,
     enqueue,
 )
 from awa_sqla.demo.content import NotAFileError, frequent_words, measure
 from awa_sqla.demo.models import Directory, File, FileStatus, Incident, Word, path_from_text, path_to_text
 
 #: Attempts at a time in each worker, by queue: also the number of connections that handlers can need.
-CONCURRENCY = {"files": 8, "words": 8, "books": 4}
+CONCURRENCY = {"files": 8, "words": 8, "books": 4, "approval": 2}
 
-APPROVAL = "approval"
+#: How long an approval may take. A request that nobody answers is made again.
+PATIENCE = timedelta(seconds=10)
 
 awa = Awa(
     queues={queue: QueueConfig(concurrency=attempts, dead_letters=True) for queue, attempts in CONCURRENCY.items()}
@@ -53,12 +58,10 @@ def _as_path(value: object) -> object:
 FilePath = Annotated[Path, PlainValidator(_as_path), PlainSerializer(path_to_text, return_type=str)]
 
 
-class AboutFile(
-    JobArgs,
-    abstract=True,
-    max_attempts=3,
-    backoff=Backoff(base=timedelta(milliseconds=200), max=timedelta(seconds=2)),
-):
+SOON = Backoff(base=timedelta(milliseconds=200), max=timedelta(seconds=2))
+
+
+class AboutFile(JobArgs, abstract=True, max_attempts=3, backoff=SOON):
     """A job that reads a file: two more attempts, soon."""
 
     file_id: int
@@ -89,8 +92,14 @@ class RecordIncident(JobArgs, queue="books"):
     detail: str
 
 
-class SummariseDirectory(JobArgs, queue=APPROVAL):
-    """All files are through: somebody approves the summary."""
+class SummariseDirectory(JobArgs, queue="approval", backoff=SOON):
+    """All files are through: somebody writes the summary and approves it."""
+
+    directory_id: int
+
+
+class CountRequest(JobArgs, queue="books"):
+    """An approval was asked for: count it."""
 
     directory_id: int
 
@@ -141,6 +150,24 @@ async def record_incident(ctx: JobContext[RecordIncident]) -> None:
     session.add(Incident(**ctx.args.model_dump()))
 
 
+@awa.task(SummariseDirectory, transactional=True)
+def ask_for_approval(ctx: JobContext[SummariseDirectory]) -> WaitForCallback:
+    """The token is durable when it is there; the approver sees it when the job waits for it, which is one commit."""
+    token = ctx.register_callback(timeout=PATIENCE)
+    session: Session = ctx.session
+    directory = session.get_one(Directory, ctx.args.directory_id)
+    directory.approval_id = token.id
+    return WaitForCallback(token)
+
+
+@awa.task(CountRequest, transactional=True)
+def count_request(ctx: JobContext[CountRequest]) -> None:
+    """One more, whoever else counts."""
+    session: Session = ctx.session
+    directory = session.get_one(Directory, ctx.args.directory_id, with_for_update={"key_share": True})
+    directory.requests += 1
+
+
 def settle(session: Session, file: File, status: FileStatus) -> None:
     """One more file of its directory is through. Under a lock on the directory, so that exactly one is the last."""
     directory = session.get_one(Directory, file.directory_id, with_for_update={"key_share": True})
@@ -182,6 +209,12 @@ def note_death(event: Rescued[AboutFile]) -> RecordIncident:
     return RecordIncident(
         file_id=event.args.file_id, what="rescued", attempt=event.job.attempt, detail=event.reason.value
     )
+
+
+@awa.on_waiting_for_callback(SummariseDirectory)
+def count_requests(event: WaitingForCallback[SummariseDirectory]) -> CountRequest:
+    """Exists only when the job waits, and the approver can see the token."""
+    return CountRequest(directory_id=event.args.directory_id)
 
 
 for _kind in (HashFile, IndexWords):

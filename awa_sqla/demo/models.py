@@ -11,6 +11,7 @@ import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import URL, BigInteger, Dialect, Engine, ForeignKey, MetaData, Text, create_engine
 from sqlalchemy.dialects.postgresql import JSONB
@@ -67,7 +68,10 @@ class Base(DeclarativeBase):
 
 
 class Directory(Base):
-    """A directory, how many of its files are through, and the summary that somebody has approved."""
+    """A directory, how many of its files are through, and the summary that somebody has approved.
+
+    `approval_id` is the callback with which to approve it, `requests` how often that was asked for.
+    """
 
     __tablename__ = "directory"
 
@@ -77,6 +81,8 @@ class Directory(Base):
     files_total: Mapped[int]
     files_done: Mapped[int] = mapped_column(default=0)
     files_failed: Mapped[int] = mapped_column(default=0)
+    requests: Mapped[int] = mapped_column(default=0)
+    approval_id: Mapped[UUID | None]
     summary: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
 
     files: Mapped[list[File]] = relationship(back_populates="directory")

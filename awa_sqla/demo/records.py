@@ -25,7 +25,6 @@ class JobRow:
     state: JobState
     stored_in: str
     attempt: int
-    worker_id: str | None
     parent_id: int | None
     root_id: int | None
     parent_outcome: str | None
@@ -42,6 +41,12 @@ class JobRow:
     def rescues(self) -> int:
         """How many of its attempts died with their worker."""
         return sum(entry["type"] == "rescue" for entry in self.errors)
+
+    @property
+    def waits(self) -> int:
+        """How many of its attempts ended by waiting for a callback: that came, or did not come in time."""
+        in_vain = [entry for entry in self.errors if entry["error"] == "callback timed out"]
+        return len(in_vain) + (self.state is JobState.COMPLETED)
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ def _numbers(result: Result, records: Records) -> Table:
         ("retries", result.retries),
         ("dead letters", result.dead_letters),
         ("follow-ups owed", result.obligations),
-        ("workers killed", result.killed),
+        ("processes killed", result.killed),
     ]
     table = _table("What was done")
     table.add_column(justify="left")

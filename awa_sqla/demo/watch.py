@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session
 
 from awa_sqla import Job, JobArgs, JobRecord, JobState
+from awa_sqla.demo.approver import application_name
 from awa_sqla.demo.jobs import HashFile
 from awa_sqla.demo.processes import Process, Processes
 from awa_sqla.models import Obligation, RuntimeInstance
@@ -19,8 +20,11 @@ from awa_sqla.models import Obligation, RuntimeInstance
 #: Seconds between two looks, and without any change until we give up waiting.
 PAUSE, STALLED = 0.2, 60.0
 
-#: Workers are killed when this part of all files is hashed.
+#: A worker, and the approver, are killed when this part of all files is hashed.
 KILLS = (0.0, 0.3, 0.6)
+
+#: What the connection of a process does now.
+_DOES = text("SELECT state FROM pg_stat_activity WHERE datname = current_database() AND application_name = :name")
 
 LIVE = (JobState.SCHEDULED, JobState.AVAILABLE, JobState.RUNNING, JobState.RETRYABLE, JobState.WAITING_EXTERNAL)
 
@@ -76,11 +80,14 @@ class Watch:
         self._shown = shown
         self._files = files
         self._kills = [part * files for part in KILLS] if kill else []
+        self._approver_kills = list(self._kills)
         self._next_look = 0.0
         self.counts = Counts({}, 0)
 
     def look(self) -> None:
         """Look, unless it is too soon. Raises `ProcessDiedError`."""
+        if self._is_time(self._approver_kills):  # its transactions are short: look for one at every turn
+            self._kill_approver()
         if time.monotonic() < self._next_look:
             return
         self._processes.check()
@@ -90,8 +97,8 @@ class Watch:
         # Looking takes longer the more jobs there are: a tenth of the time for it, more while the moment matters.
         took = time.monotonic() - begun
         self._next_look = time.monotonic() + (4 * took if self._kills else max(PAUSE, 10 * took))
-        if self._kills and self.counts.of(HashFile)[0] >= self._kills[0]:
-            self._kill_one()
+        if self._is_time(self._kills):
+            self._kill_worker()
 
     def until_done(self) -> None:
         """Until no job is live and nothing is owed, or nothing moves any more: the checks will tell which."""
@@ -106,15 +113,19 @@ class Watch:
                 changed, before = time.monotonic(), self.counts
             elif time.monotonic() - changed > STALLED:
                 return
-            time.sleep(0.005 if self._kills else PAUSE / 4)
+            time.sleep(0.005 if self._kills or self._approver_kills else PAUSE / 4)
 
     def _all_up(self) -> bool:
-        """Whether every worker has reported itself: one that still starts would not hear that it is to stop."""
+        """Whether every process has reported itself: one that still starts would not hear that it is to stop."""
         with Session(self._engine) as session:
             up = set(session.scalars(select(RuntimeInstance.pid)))
-        return all(worker.pid in up for worker in self._processes.named("worker"))
+        workers, approvers = self._processes.named("worker"), self._processes.named("approver")
+        return all(worker.pid in up for worker in workers) and all(map(self._does, approvers))
 
-    def _kill_one(self) -> None:
+    def _is_time(self, kills: list[float]) -> bool:
+        return bool(kills) and self.counts.of(HashFile)[0] >= kills[0]
+
+    def _kill_worker(self) -> None:
         """Kill a worker that has jobs in hand, if there is one right now."""
         for worker in self._processes.named("worker"):
             if self._in_hand(worker)[0]:
@@ -135,3 +146,20 @@ class Watch:
                 )
             ).one()
         return jobs, bool(spares)
+
+    def _kill_approver(self) -> None:
+        """Kill an approver that is in the middle of a transaction, if there is one right now."""
+        for approver in self._processes.named("approver"):
+            if self._does(approver) in ("active", "idle in transaction"):
+                approver.send(signal.SIGSTOP)
+                if self._does(approver) == "idle in transaction":  # no COMMIT is on its way
+                    self._processes.replace(approver)
+                    self._approver_kills.pop(0)
+                    return
+                approver.send(signal.SIGCONT)
+
+    def _does(self, approver: Process) -> str | None:
+        """The state of its connection; None when it has none."""
+        with Session(self._engine) as session:
+            state: str | None = session.scalar(_DOES, {"name": application_name(approver.pid)})
+        return state

@@ -16,15 +16,17 @@ import psycopg
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import URL, Engine, NullPool, create_engine, inspect, text
-from sqlalchemy.orm import Session
+from sqlalchemy import URL, Engine, NullPool, create_engine, inspect, select, text
+from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import JobState, Outcome
 from awa_sqla.demo import Plan, content, run
+from awa_sqla.demo.approver import approve
 from awa_sqla.demo.check import CHECKS, check_all, shown
 from awa_sqla.demo.content import NotAFileError, frequent_words, measure
 from awa_sqla.demo.database import migrate
-from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, engine_on, path_from_text, path_to_text
+from awa_sqla.demo.jobs import awa
+from awa_sqla.demo.models import APP_SCHEMA, JOBS_SCHEMA, Directory, engine_on, path_from_text, path_to_text
 from awa_sqla.demo.records import Records
 from awa_sqla.demo.seed import listings
 from awa_sqla.schema import LATEST, installed_version
@@ -118,7 +120,9 @@ def test_a_tree_with_one_of_everything_is_catalogued(finished: Finished) -> None
     # Of the nine that can be read, two are binary.
     assert finished.result["follow_ups"]["completed"] == 7
     assert finished.result["jobs"]["failed"] == 4
-    assert finished.result["jobs"]["completed"] == 13 + 7 + 4 + 4 + 5 - 4
+    # Each of the five directories waits for its approval, and is counted as waiting.
+    assert finished.result["follow_ups"]["waiting_for_callback"] == 5
+    assert finished.result["jobs"]["completed"] == 13 + 7 + 4 + 4 + 5 + 5 - 4
 
 
 def test_json_is_one_object_with_the_documented_fields(finished: Finished) -> None:
@@ -161,7 +165,9 @@ def schemas(url: URL) -> set[str]:
 
 
 @pytest.mark.slow
-def test_killing_workers_in_the_middle_changes_nothing(empty_db_url: URL, tree: Path, tmp_path: Path) -> None:
+def test_killing_workers_and_the_approver_in_the_middle_changes_nothing(
+    empty_db_url: URL, tree: Path, tmp_path: Path
+) -> None:
     for number in range(300):
         (tmp_path / f"{number}.txt").write_text(f"number {number}\n" * (number % 20))
     (tmp_path / "more").symlink_to(tree)
@@ -186,8 +192,8 @@ def empty() -> Records:
 A_TEXT = "(SELECT id FROM awa_demo_app.file WHERE path LIKE '%/hello.txt')"
 ONE = "id = (SELECT min(id) FROM awa_demo.jobs_hot WHERE kind = '{}')"
 COPY = (
-    "INSERT INTO awa_demo.jobs_hot (kind, queue, state, args, result, worker_id, parent_id, root_id, parent_outcome) "
-    "SELECT kind, queue, state, args, result, worker_id, parent_id, root_id, parent_outcome FROM awa_demo.jobs_hot "
+    "INSERT INTO awa_demo.jobs_hot (kind, queue, state, args, result, parent_id, root_id, parent_outcome) "
+    "SELECT kind, queue, state, args, result, parent_id, root_id, parent_outcome FROM awa_demo.jobs_hot "
     "WHERE "
 )
 BROKEN = "WHERE args->>'path' LIKE '%/broken'"
@@ -220,13 +226,13 @@ OWED = "INSERT INTO awa_demo.follow_up_obligations (job_id, kind, outcome, spec,
         ("UPDATE awa_demo_app.directory SET summary = NULL WHERE path LIKE '%/empty'", {"summaries"}),
         (f"DELETE FROM awa_demo.jobs_hot WHERE {ONE.format('summarise_directory')}", {"summaries"}),
         (COPY + ONE.format("summarise_directory"), {"summaries"}),
-        (
-            f"UPDATE awa_demo.jobs_hot SET worker_id = 'host:1:0' WHERE {ONE.format('summarise_directory')}",
-            {"summaries"},
-        ),
+        ("UPDATE awa_demo_app.directory SET approval_id = NULL WHERE path LIKE '%/many'", {"summaries"}),
+        ("UPDATE awa_demo_app.directory SET requests = requests + 1 WHERE path LIKE '%/many'", {"summaries"}),
         (f"DELETE FROM awa_demo.jobs_hot WHERE {ONE.format('index_words')}", {"follow-ups"}),
         (f"DELETE FROM awa_demo.jobs_hot WHERE {ONE.format('count_failure')}", {"follow-ups"}),
         (f"DELETE FROM awa_demo.jobs_hot WHERE {ONE.format('record_incident')}", {"follow-ups"}),
+        (f"DELETE FROM awa_demo.jobs_hot WHERE {ONE.format('count_request')}", {"follow-ups"}),
+        (COPY + ONE.format("count_request"), {"follow-ups"}),
         (COPY + ONE.format("index_words"), {"follow-ups", "effects"}),
         (COPY + ONE.format("count_failure"), {"follow-ups", "effects"}),
         (COPY + ONE.format("record_incident"), {"follow-ups"}),
@@ -239,6 +245,10 @@ OWED = "INSERT INTO awa_demo.follow_up_obligations (job_id, kind, outcome, spec,
         ),
         (
             f"UPDATE awa_demo.jobs_hot SET {OTHER_FILE} WHERE {ONE.format('index_words')}",
+            {"lineage"},
+        ),
+        (
+            f"UPDATE awa_demo.jobs_hot SET args = '{{\"directory_id\": 0}}' WHERE {ONE.format('count_request')}",
             {"lineage"},
         ),
         (f"DELETE FROM awa_demo.dlq_entries {BROKEN}", {"dead letters", "lineage", "effects", "incidents"}),
@@ -428,3 +438,15 @@ def test_its_migrations_lead_to_the_latest_schema_and_to_its_models(empty_db_url
         command.downgrade(config, "base")
         assert inspect(connection).get_table_names(schema=APP_SCHEMA) == ["alembic_version"]
         assert installed_version(connection, JOBS_SCHEMA) == 0
+
+
+def test_an_approval_that_comes_too_late_waits_for_the_next_request(finished: Finished) -> None:
+    maker = sessionmaker(finished.engine)
+    awa.attach(maker)
+    with maker() as session:
+        directory = session.scalars(select(Directory).limit(1)).one()
+        directory.summary = None  # approved already: its token is used up
+        approve(session, directory)
+        assert (directory.summary, directory.approval_id) == (None, None)
+        session.rollback()
+    awa.detach(maker)

@@ -8,7 +8,9 @@ pages of docs/tutorial are run as what they are, files and commands, by `test_tu
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from sqlalchemy import Engine
@@ -24,18 +26,22 @@ PAGES = [
 
 def run_page(text: str, name: str, engine: Engine, database_url: str) -> None:
     """Run the blocks of a page; what they raise has the page's own line numbers in its traceback."""
-    namespace = {"__name__": "docs_example", "engine": engine, "DATABASE_URL": database_url}
+    page = sys.modules["docs_example"] = ModuleType("docs_example")  # frameworks look names up in the handler's module
+    namespace = vars(page)
+    namespace.update(engine=engine, DATABASE_URL=database_url)
     blocks = [(text[: match.start()].count("\n") + 1, match[1]) for match in BLOCK.finditer(text)]
     try:
         for line, block in blocks:
             exec(compile("\n" * line + block, name, "exec", dont_inherit=True), namespace)
     finally:
+        del sys.modules["docs_example"]
         for thing in namespace.values():
             if type(thing).__name__ in ("Awa", "FollowUps"):
                 getattr(thing, "follow_ups", thing)._specs.clear()
     assert any("assert " in block for _, block in blocks), f"{name} asserts nothing"
 
 
+@pytest.mark.filterwarnings("ignore:The declarative_mixin decorator")  # Litestar imports advanced_alchemy if it can
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_examples_run(path: Path, engine: Engine, db_url_str: str) -> None:
     run_page(path.read_text("utf-8"), str(path), engine, db_url_str)

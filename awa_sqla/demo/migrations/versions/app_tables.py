@@ -20,6 +20,8 @@ def upgrade() -> None:
         sa.Column("files_total", sa.BigInteger(), nullable=False),
         sa.Column("files_done", sa.BigInteger(), nullable=False),
         sa.Column("files_failed", sa.BigInteger(), nullable=False),
+        sa.Column("requests", sa.BigInteger(), nullable=False),
+        sa.Column("approval_id", sa.Uuid()),
         sa.Column("summary", JSONB()),
         schema=SCHEMA,
     )
