@@ -103,8 +103,7 @@ class Unit:
         return job
 
     def close(self) -> Answer:
-        """Flush, which adds the follow-ups, and write the receipt; what is left is the commit."""
-        self._session.flush()
+        """Write the answer on the receipt. What is left is the commit, whose flush adds the follow-ups."""
         if self._asked.digest is not None:
             receipts.keep(self._session, self._asked.digest, self._answer)
         return self._answer

@@ -15,7 +15,7 @@ from tests.web import rig
 from tests.worlds import database  # noqa: F401 - a fixture
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def portal() -> Iterator[BlockingPortal]:
     """An event loop in a thread."""
     with rig.portal() as made:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, cast
 from uuid import UUID
 
@@ -70,7 +71,7 @@ class Web:
         self.kind, self.url, self.portal = kind, url, portal
         self.follow_ups = FollowUps()
         self._undo: list[Callable[[], Any]] = [self.follow_ups.__init__]  # type: ignore[misc]
-        self.engine: Engine = create_engine(url)
+        self.engine: Engine = _engine(url, None)
         self._undo.append(self.engine.dispose)
         self.sessions = sessionmaker(self.engine)
         self.follow_ups.attach(self.sessions)
@@ -85,11 +86,11 @@ class Web:
         driver = f"postgresql+{self.kind.partition('-')[2]}"
         address = (url or self.url).set(drivername=driver)
         if self.is_async:
-            engine = create_async_engine(address, **options)
+            engine = create_async_engine(address, **options) if options else _engine(address, self.portal)
             self._undo.append(lambda: self.portal.call(engine.dispose))
             made: Any = async_sessionmaker(engine)
         else:
-            sync_engine = create_engine(address, **options)
+            sync_engine = create_engine(address, **options) if options else _engine(address, None)
             self._undo.append(sync_engine.dispose)
             made = sessionmaker(sync_engine)
         if attach:
@@ -160,6 +161,12 @@ class Web:
     def close(self) -> None:
         for undo in reversed(self._undo):
             undo()
+
+
+@cache
+def _engine(url: URL, portal: BlockingPortal | None) -> Any:
+    """One engine for many tests: its connections end with each test, its compiled statements stay."""
+    return create_engine(url) if portal is None else create_async_engine(url)
 
 
 def as_bytes(body: Any) -> bytes:

@@ -204,8 +204,7 @@ def test_a_database_that_is_away_is_503_for_an_unsigned_heartbeat_too(web: Web) 
 
 def test_a_read_only_database_is_503(web: Web, database: Database) -> None:
     waiting = web.parked()
-    factory = web.factory()
-    web.serve(factory)
+    web.serve(web.factory(pool_pre_ping=True))  # an engine of its own, which has not connected yet
     database.execute(f"ALTER DATABASE {web.url.database} SET default_transaction_read_only = on")
     try:
         assert web.post(waiting, "complete").is_problem(503, "unavailable")
@@ -245,7 +244,7 @@ def test_a_lock_that_is_not_had_in_time_is_503(web: Web, database: Database) -> 
     try:
         holding.execute("BEGIN")
         holding.rows("SELECT FROM jobs_hot FOR UPDATE")
-        web.serve(web.factory())
+        web.serve(web.factory(pool_pre_ping=True))  # an engine of its own, which has not connected yet
         assert web.post(waiting, "complete").is_problem(503, "unavailable")
     finally:
         holding.execute("ROLLBACK")
