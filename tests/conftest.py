@@ -5,11 +5,13 @@ The fixtures are in `tests.databases`.  A run without PostgreSQL fails; it is no
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from awa_sqla.localpg import PostgresUnavailable, find_binaries
+from awa_sqla.session.marks import FOLLOW_UPS
 
 pytest_plugins = ["tests.databases"]
 
@@ -57,3 +59,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     }
     missing = " ".join(str(number) for number in range(1, CASES + 1) if number not in found)
     terminalreporter.write_line(f"cases of public bug reports with a test: {len(found)}/{CASES} (not yet: {missing})")
+
+
+@pytest.fixture(autouse=True)
+def no_registry_outlives_its_test() -> Iterator[None]:
+    """The process remembers every registry that was attached, and asks for it in sessions that have none."""
+    before = set(FOLLOW_UPS.ever)
+    yield
+    for registry in set(FOLLOW_UPS.ever) - before:
+        FOLLOW_UPS.ever.discard(registry)
