@@ -341,7 +341,7 @@ def test_of_twins_that_an_upgrade_finds_one_stays_unique(
     try:
         with world.engine.begin() as connection:
             migrate(connection, 1)
-        for job_id in (1, 2):
+        for job_id in (900_001, 900_002):
             database.execute(
                 f"INSERT INTO {table} (id, kind, state, run_at, unique_key, unique_states) "
                 "VALUES (%s, 'k', %s, '2020-01-01', '\\x01', 151)",
@@ -355,8 +355,8 @@ def test_of_twins_that_an_upgrade_finds_one_stays_unique(
     session.flush()
     other_id = other.id
     session.commit()
-    assert holders(database) == [1]
+    assert holders(database) == [900_001]
     promote(session)
     session.commit()
-    assert {job.id: job.state for job in database.jobs()} == {1: "available", 2: "available", other_id: "available"}
-    assert holders(database) == [1]
+    assert {job.id: job.state for job in database.jobs()} == dict.fromkeys((900_001, 900_002, other_id), "available")
+    assert holders(database) == [900_001]
