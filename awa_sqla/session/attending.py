@@ -20,9 +20,8 @@ from awa_sqla.session import ledger
 from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import as_it_is, entered, fence, holds, one, stale
+from awa_sqla.session.steps import as_it_is, claim_anew, entered, fence, one, stale
 from awa_sqla.session.target import jobs_bind
-from awa_sqla.session.unique import reenter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +71,7 @@ def go_on(session: Session, attempt: Attempt) -> Job:
     target = entered(session, "go_on")
     row = target.scalars(statements.GO_ON, fence(attempt)).one_or_none()
     if row is None:
-        now = as_it_is(target, attempt)
-        if now is None or not holds(now, attempt) or now.attended_at is None:
-            raise stale(attempt, now)
-        reenter(target, now, JobState.RUNNING)
+        claim_anew(target, attempt, JobState.RUNNING)
         row = one(target, attempt, target.scalars(statements.GO_ON_CLAIMED, fence(attempt)).one_or_none())
     ledger.mark_dirty(target, row)
     expire_record(target, row.id)

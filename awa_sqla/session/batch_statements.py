@@ -5,9 +5,10 @@ from __future__ import annotations
 from sqlalchemy import BigInteger, and_, bindparam, column, func, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
+from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Job
 from awa_sqla.session.guards import MANAGED
-from awa_sqla.session.statements import among, effects
+from awa_sqla.session.statements import among, effects, stays_held
 from awa_sqla.session.table import TRANSITIONS
 
 # One dimension: a result may itself be a list, and would else be taken for a second one.
@@ -25,7 +26,10 @@ _held_rows = (
 _locked = (
     select(Job.id, _held_rows.c.result)
     .join(_held_rows, and_(Job.id == _held_rows.c.id, Job.run_lease == _held_rows.c.run_lease))
-    .where(or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)))
+    .where(
+        or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)),
+        stays_held(JobState.COMPLETED),
+    )
     .order_by(Job.id)
     .with_for_update(of=Job, key_share=True)
     .cte("locked")
@@ -37,6 +41,16 @@ COMPLETE_MANY = (
     .values(**effects(TRANSITIONS["complete"]), result=_locked.c.result)
     .returning(Job.id, Job.kind)
     .execution_options(synchronize_session=False, **{MANAGED: True})
+)
+
+#: Of jobs that were left out, those that are some attempt's: they have to claim their unique keys first.
+LEFT_OUT = (
+    select(Job.id, Job.run_lease)
+    .where(
+        Job.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))),
+        or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)),
+    )
+    .order_by(Job.id)
 )
 
 LOAD_MANY = (

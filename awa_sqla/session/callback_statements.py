@@ -24,7 +24,7 @@ from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Job
 from awa_sqla.models.records import Queue
 from awa_sqla.session.statements import LOCK as HELD_LOCK
-from awa_sqla.session.statements import NOW, OPTIONS, among, effects, held, keeps_dead_letters, seconds, wake
+from awa_sqla.session.statements import NOW, OPTIONS, among, effects, held, keeps_dead_letters, seconds, stays, wake
 from awa_sqla.session.table import CALLBACK_COLUMNS, TRANSITIONS, Transition
 
 _callback = bindparam("callback", type_=Uuid)
@@ -41,9 +41,7 @@ def called(transition: Transition) -> ColumnElement[bool]:
 
 
 def _stays(new: JobState) -> ColumnElement[bool]:
-    """A job that is unique in `new`, and not while it waits, has to claim its key first."""
-    both: ColumnElement[Any] = literal_column(str(JobState.WAITING_EXTERNAL.bit | new.bit))
-    return func.coalesce(Job.unique_states.op("&")(both), 0) != literal_column(str(new.bit))
+    return stays(JobState.WAITING_EXTERNAL, new)
 
 
 REGISTER = (

@@ -89,6 +89,17 @@ def held(transition: Transition) -> ColumnElement[bool]:
     )
 
 
+def stays(old: JobState, new: JobState) -> ColumnElement[bool]:
+    """Of a job that is in `old`: it is not unique in `new`, or already was; else it has to claim its key first."""
+    both: ColumnElement[Any] = literal_column(str(old.bit | new.bit))
+    return func.coalesce(Job.unique_states.op("&")(both), 0) != literal_column(str(new.bit))
+
+
+def stays_held(new: JobState) -> ColumnElement[bool]:
+    """The same of an attempt's job, which runs, or waits while its handler attends the callback."""
+    return and_(stays(JobState.RUNNING, new), or_(Job.attended_at.is_(None), stays(JobState.WAITING_EXTERNAL, new)))
+
+
 def effects(transition: Transition) -> dict[str, Any]:
     """The SET of a transition that stays in its table."""
     values: dict[str, Any] = {"state": literal_column(f"'{transition.target.value}'")}
@@ -188,13 +199,17 @@ RUNNING_ROWS: Executable = select(*map(_cheap, SHARED)).where(  # pyright: ignor
 
 # ------------------------------------------------- transitions of an attempt
 
-COMPLETE = (
+#: For a job that has claimed its unique key anew.
+COMPLETE_CLAIMED = (
     update(Job)
     .where(held(TRANSITIONS["complete"]))
     .values(**effects(TRANSITIONS["complete"]), result=bindparam("given_result", type_=JSONB(none_as_null=True)))
     .returning(Job)
     .execution_options(**OPTIONS)
 )
+
+#: But jobs that are unique when completed, and not while they wait, have to claim it first.
+COMPLETE = COMPLETE_CLAIMED.where(stays_held(JobState.COMPLETED))
 
 keeps_dead_letters = func.coalesce(Queue.override_dead_letters, Queue.declared_dead_letters, False)
 
@@ -232,8 +247,6 @@ TAKE_WITH_ERROR = (
     .execution_options(**_DELETE)
 )
 
-_comes_in: ColumnElement[Any] = literal_column(str(JobState.RUNNING.bit | JobState.SCHEDULED.bit))
-
 #: The same without an entry, and for a job that has claimed its unique key anew.
 TAKE_CLAIMED = (
     delete(Job)
@@ -242,10 +255,8 @@ TAKE_CLAIMED = (
     .execution_options(**_DELETE)
 )
 
-#: The same, but for jobs that are unique while scheduled and not while running: those have to claim first.
-TAKE = TAKE_CLAIMED.where(
-    func.coalesce(Job.unique_states.op("&")(_comes_in), 0) != literal_column(str(JobState.SCHEDULED.bit))
-)
+#: The same, but for jobs that are unique while scheduled and not as they are: those have to claim first.
+TAKE = TAKE_CLAIMED.where(stays_held(JobState.SCHEDULED))
 
 _old_metadata = func.coalesce(
     Job.progress.op("->", return_type=JSONB())(literal_column("'metadata'")),

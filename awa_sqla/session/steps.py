@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from awa_sqla.errors import ConfigurationError, StaleJobError
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import SHARED, Attempt, Job
-from awa_sqla.session import drain, ledger, listeners, marks
+from awa_sqla.session import drain, ledger, listeners, marks, statements
 from awa_sqla.session.table import ATTEMPT_COLUMNS
-from awa_sqla.session.target import require_transaction, sync_session
+from awa_sqla.session.target import jobs_bind, require_transaction, sync_session
+from awa_sqla.session.unique import reenter
 
 T = TypeVar("T")
 
@@ -91,6 +92,21 @@ def holds(now: Job | None, attempt: Attempt) -> bool:
     if now is None or now.run_lease != attempt.run_lease:
         return False
     return now.state is JobState.RUNNING or now.attended_at is not None
+
+
+def claim_anew(session: Session, attempt: Attempt, state: JobState) -> None:
+    """Of an attempt's job that comes into its unique states: lock the row and claim its key.
+
+    The row first and then the key, as all verbs do: two of them cannot wait for each other. Raises `StaleJobError`, and
+    `UniqueConflict` when another job has the key: then nothing has changed.
+    """
+    now = as_it_is(session, attempt)
+    if not holds(now, attempt):
+        raise stale(attempt, now)
+    # A session that sends reads to a replica must not lock the row there.
+    where = {"bind": jobs_bind(session)}
+    locked = session.execute(statements.LOCK, fence(attempt), bind_arguments=where).one_or_none()
+    reenter(session, one(session, attempt, locked)[0], state)
 
 
 def stale(attempt: Attempt, now: Job | None) -> StaleJobError:

@@ -24,9 +24,8 @@ from awa_sqla.session.history import describe
 from awa_sqla.session.ledger import Staged
 from awa_sqla.session.results import checked_progress, checked_result
 from awa_sqla.session.rows import expire_record
-from awa_sqla.session.steps import as_it_is, entered, fence, held, holds, moved_values, one, stale
-from awa_sqla.session.target import SyncSession, jobs_bind
-from awa_sqla.session.unique import reenter
+from awa_sqla.session.steps import claim_anew, entered, fence, held, moved_values, one
+from awa_sqla.session.target import SyncSession
 
 Held = Job | Attempt
 
@@ -70,19 +69,24 @@ def complete(session: SyncSession, job: Held, /, *, result: Any = None) -> Job:
     """Finish the attempt with success; `result` is JSON data of at most 1 MiB, or None.
 
     Returns this session's instance, fully loaded; Completed follow-ups come with the next flush. One statement.
-    Raises `StaleJobError`, `InvalidJob` (job, result), `FollowUpsNotAttached`, `UnsupportedSession`,
-    `ConfigurationError`. (DESIGN 4, 5.2)
+    Raises `StaleJobError`, `UniqueConflict` (the job would come back into its unique states beside a twin),
+    `InvalidJob` (job, result), `FollowUpsNotAttached`, `UnsupportedSession`, `ConfigurationError`. (DESIGN 4, 5.2)
     """
     target = entered(session, "complete", transition=True)
     attempt = held(target, job)
     checked = checked_result(result)
-    row = one(
-        target,
-        attempt,
-        target.scalars(statements.COMPLETE, fence(attempt, given_result=checked)).one_or_none(),
-    )
+    row = target.scalars(statements.COMPLETE, fence(attempt, given_result=checked)).one_or_none()
+    if row is None:
+        row = complete_claiming(target, attempt, checked)
     ledger.stage(target, Staged(row, Outcome.COMPLETED, {"result": checked}))
     return row
+
+
+def complete_claiming(session: Session, attempt: Attempt, result: Any) -> Job:
+    """Complete a job that has to claim its unique key first; whoever calls stages it. Raises like `complete()`."""
+    claim_anew(session, attempt, JobState.COMPLETED)
+    found = session.scalars(statements.COMPLETE_CLAIMED, fence(attempt, given_result=result)).one_or_none()
+    return one(session, attempt, found)
 
 
 def fail(session: SyncSession, job: Held, error: str | BaseException, /, *, terminal: bool = False) -> Failed:
@@ -153,13 +157,7 @@ def _put_back(session: Session, job: Held, delay: timedelta, *, counts: int) -> 
     parameters = fence(attempt, delay=wait.total_seconds())
     found = session.execute(statements.TAKE, parameters).one_or_none()
     if found is None:
-        now = as_it_is(session, attempt)
-        if not holds(now, attempt):
-            raise stale(attempt, now)
-        # The row first and then the key, as all verbs do: two of them cannot wait for each other.
-        where = {"bind": jobs_bind(session)}
-        locked = session.execute(statements.LOCK, fence(attempt), bind_arguments=where).one_or_none()
-        reenter(session, one(session, attempt, locked)[0], JobState.SCHEDULED)
+        claim_anew(session, attempt, JobState.SCHEDULED)
         found = session.execute(statements.TAKE_CLAIMED, parameters).one_or_none()
     values, due, _ = moved_values(one(session, attempt, found))
     values |= {"attempt": values["attempt"] - 1, "snoozes": values["snoozes"] + counts}

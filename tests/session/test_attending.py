@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from awa_sqla import (
@@ -529,6 +530,19 @@ def test_a_batch_takes_attended_attempts_and_no_parked_ones(session: Session, da
     assert [job.state for job in database.jobs()] == ["completed", "waiting_external", "completed"]
 
 
+def test_follow_ups_of_a_batch_come_with_the_next_flush_though_some_are_stale(
+    session: Session, follow_ups: FollowUps, database: Database
+) -> None:
+    called: list[int] = []
+    follow_ups.on_completed(Signup, name="seen")(lambda event: called.append(event.job.id) or [])  # type: ignore[func-returns-value]
+    runs, left = registered(session)[0], parked(session)[0]
+    waits, _ = attended(session, Active(day=1))
+    done = complete_many(session, [left, waits, runs])
+    assert (done.completed, done.stale, called) == ([waits.id, runs.id], [left.id], [])
+    session.commit()
+    assert called == [runs.id]
+
+
 @pytest.mark.parametrize("verb", ["retry", "prolong"])
 def test_the_outside_may_do_with_an_attended_job_what_it_does_with_a_parked_one(
     session: Session, database: Database, verb: str
@@ -697,6 +711,82 @@ def test_a_refused_answer_takes_no_key(session: Session, database: Database) -> 
     twin = enqueue(session, Active(day=1), on_conflict="skip")
     session.commit()
     assert (twin.duplicate_of, holders(database)) == (None, [twin.id])
+
+
+INTO: dict[str, Callable[[Session, Attempt], Any]] = {
+    name: ENDS[name][0] for name in ("complete", "complete_many", "snooze", "put_back")
+}
+
+
+@pytest.mark.parametrize("end", INTO)
+def test_an_attended_job_that_ends_in_its_unique_states_claims_its_key(
+    session: Session, database: Database, end: str
+) -> None:
+    held, _ = attended(session, Active(day=1))
+    twin = enqueue(session, Active(day=1))
+    session.commit()
+    before, twin_id = database.job(held.id), twin.id
+    with pytest.raises(UniqueConflict) as caught:
+        INTO[end](session, held)
+    assert caught.value.existing_id == twin_id
+    is_usable(session, database)
+    assert (database.job(held.id), holders(database)) == (before, [twin_id])
+    cancel(session, twin_id, reason="enough")
+    assert INTO[end](session, held)
+    session.commit()
+    assert holders(database) == [held.id]
+
+
+def test_a_batch_that_was_refused_for_a_key_can_be_rolled_back_and_done_one_by_one(
+    session: Session, database: Database
+) -> None:
+    waits, _ = attended(session, Active(day=1))
+    runs, _ = registered(session)
+    twin = enqueue(session, Active(day=1))
+    session.commit()
+    twin_id = twin.id
+    savepoint = session.begin_nested()
+    with pytest.raises(UniqueConflict):
+        complete_many(session, [waits, runs])
+    savepoint.rollback()
+    complete(session, runs)
+    session.commit()
+    assert [job.state for job in database.jobs()] == ["waiting_external", "completed", "available"]
+    assert holders(database) == [twin_id]
+
+
+@pytest.mark.parametrize("way", ["go_on", "complete", "snooze"])
+def test_an_answer_and_the_attempt_do_not_wait_for_each_other(
+    world: World, session: Session, database: Database, way: str
+) -> None:
+    """Each would have what the other wants: the row the one, the key the other."""
+    held, token = attended(session, Active(day=1))
+    verbs: dict[str, Callable[[Session], Any]] = {
+        "go_on": lambda other: go_on(other, held),
+        "complete": lambda other: complete(other, held),
+        "snooze": lambda other: snooze(other, held, MINUTE),
+    }
+    started: list[Any] = []
+
+    def act(other: Session) -> str:
+        try:
+            return str(verbs[way](other).state)
+        except StaleJobError:
+            return "stale"
+
+    def before(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "claim_keys" in statement and not started:
+            started.append(world.meanwhile(act))
+            database.wait_until_one_is_blocked()
+
+    event.listen(world.engine, "before_cursor_execute", before)
+    try:
+        resume_external(session, token.id)
+    finally:
+        event.remove(world.engine, "before_cursor_execute", before)
+    session.commit()
+    [meanwhile] = started
+    assert meanwhile.result() == {"go_on": "stale", "complete": "completed", "snooze": "scheduled"}[way]
 
 
 # ------------------------------------------------------------------------------------------- while another is at it
