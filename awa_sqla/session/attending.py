@@ -71,6 +71,9 @@ def go_on(session: Session, attempt: Attempt) -> Job:
     target = entered(session, "go_on")
     row = target.scalars(statements.GO_ON, fence(attempt)).one_or_none()
     if row is None:
+        now = as_it_is(target, attempt)
+        if now is None or now.attended_at is None:
+            raise stale(attempt, now)
         claim_anew(target, attempt, JobState.RUNNING)
         row = one(target, attempt, target.scalars(statements.GO_ON_CLAIMED, fence(attempt)).one_or_none())
     ledger.mark_dirty(target, row)
