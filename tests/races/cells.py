@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.races.matrix import CALLBACK_RULES, PLAIN_STARTS, RULES, STARTS, Verdict, judge
+from tests.races.matrix import (
+    ATTENDED_STARTS,
+    ATTENDING_RULES,
+    CALLBACK_RULES,
+    PLAIN_STARTS,
+    RULES,
+    STARTS,
+    Verdict,
+    judge,
+)
 
 ENDS = ("commit", "rollback", "rollback to a savepoint")
 WINNERS = ("first", "second", "both", "neither")
@@ -41,6 +50,14 @@ class Cell:
 #: What these do depends on the attempts that are left, or on the queue's dead letters.
 LIMITED = {"rescue", "fail_external"}
 
+#: What the races are about where a handler waits, or has its answer: in the others it is as if it ran.
+ABOUT = {
+    "attended": {"attend", "go_on", "resume_external", "thief"},
+    "attended-silent": {"rescue"},
+    "attended-expired": {"rescue"},
+    "answered": {"attend", "park"},
+}
+
 
 def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
     """How the first's transaction ends, in the short matrix; not at all where another race comes to the same.
@@ -49,16 +66,22 @@ def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
     * A verb of callbacks meets every operation where the job has a callback, or runs without one, if either of the two
       finds something to do; once, if the first does not.
     * In the last attempt, one of the two is of those that it makes a difference to.
+    * A verb of waits meets those that find something to do as well. Where a handler waits, the job is its attempt's as
+      if it ran: raced is what the start is `ABOUT`, with everything, and everything with itself.
     """
     job, pair = STARTS[start], {first, second}
     one, two = (RULES[name].takes(job) for name in (first, second))
-    if not CALLBACK_RULES.keys() & pair:
+    if start in ATTENDED_STARTS:
+        raced = (one or two) and (first == second or bool(ABOUT[start] & pair))
+    elif ATTENDING_RULES.keys() & pair:
+        raced = one and two
+    elif not CALLBACK_RULES.keys() & pair:
         raced = start in PLAIN_STARTS or (job.state == "waiting_external" and one and two)
     else:
         raced = (start not in PLAIN_STARTS or start == "running") and (one or two)
     if job.callback and job.attempt == job.max_attempts and not LIMITED & pair:
         raced = False
-    once = CALLBACK_RULES.keys() & pair and not one
+    once = (CALLBACK_RULES.keys() & pair or start in ATTENDED_STARTS) and not (one and (two or not job.attended))
     return () if not raced else ENDS[:1] if once else ENDS[:2]
 
 

@@ -24,6 +24,7 @@ class Answer(StrEnum):
     STALE = "StaleJobError"
     UNKNOWN = "CallbackNotFound"
     ENDED = "the job as it had ended"
+    ANSWERED = "what the outside has answered"
     LISTED = "listed in .stale"
     NONE = "None"
     NOTHING = "nothing taken"
@@ -48,6 +49,10 @@ class Job:
     """Whose answer it waits for: "known" is the token that both racers have, "other" one that they do not have."""
     expired: bool = False
     """Whether the callback should have come by now."""
+    attended: bool = False
+    """Whether its handler waits for the callback: then it is still its attempt's."""
+    answer: str | None = None
+    """To whose callback it has an answer: "known" is that of the token that both racers have."""
     errors: tuple[tuple[str, str, int], ...] = ()
     snoozes: int = 0
     progress: float | None = None
@@ -57,9 +62,15 @@ class Job:
     owed: tuple[str, ...] = ()
 
     def becomes(self, state: str, **changes: Any) -> Job:
-        """The job in another state; its callback ends with its attempt."""
+        """The job in another state; its callback ends with its attempt, an answer also when it is parked."""
         callback = self.callback if state in CALLED else None
-        return replace(self, state=state, **{"callback": callback, **changes})
+        answer = self.answer if state == "running" else None
+        return replace(self, state=state, **{"callback": callback, "attended": False, "answer": answer, **changes})
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether it is some attempt's: it runs, or its handler waits."""
+        return self.state == "running" or self.attended
 
 
 #: A job in one of these states can have a callback.
@@ -86,6 +97,14 @@ STARTS = PLAIN_STARTS | {
     "expired-last": replace(_waiting, expired=True, attempt=5),
     "expired-last-kept": replace(_waiting, expired=True, attempt=5, keeps_dead_letters=True),
 }
+#: A handler waits, or has its answer.
+ATTENDED_STARTS = {
+    "attended": replace(_waiting, attended=True),
+    "attended-silent": replace(_waiting, attended=True, silent=True),
+    "attended-expired": replace(_waiting, attended=True, expired=True),
+    "answered": replace(PLAIN_STARTS["running"], answer="known"),
+}
+STARTS |= ATTENDED_STARTS
 
 
 # ------------------------------------------------------------------------------------------------------ the rules
@@ -108,7 +127,7 @@ class Rule:
 
 
 def _held(job: Job) -> bool:
-    return job.state == "running" and job.lease == 0
+    return job.has_worker and job.lease == 0
 
 
 def _fenced(does: Callable[[Job], Job], otherwise: Answer = Answer.STALE, *, waits: bool = True) -> Rule:
@@ -120,7 +139,7 @@ def _claim(job: Job) -> Job:
 
 
 def _steal(job: Job) -> Job:
-    return replace(_claim(job), callback="other" if job.callback else None)
+    return replace(_claim(job), callback="other" if job.callback else None, answer=None)
 
 
 def _complete(job: Job) -> Job:
@@ -147,12 +166,16 @@ def _fail_for_good(job: Job, reason: str = "terminal_error", error: str = "no", 
     return replace(_gone(_noted(job, error, sort), reason), children=(*job.children, "exhausted"))
 
 
+def _is_lost(job: Job) -> bool:
+    return job.silent and job.has_worker
+
+
 def _rescue(job: Job) -> Job:
-    runs = job.state == "running"
-    noted = _noted(job, "heartbeat stale: worker presumed dead" if runs else "callback timed out", "rescue")
+    lost = _is_lost(job)
+    noted = _noted(job, "heartbeat stale: worker presumed dead" if lost else "callback timed out", "rescue")
     if job.attempt < job.max_attempts:
         return noted.becomes("retryable", store="scheduled", owed=(*job.owed, "rescued"))
-    gone = _gone(noted, "heartbeat_stale" if runs else "callback_timeout")
+    gone = _gone(noted, "heartbeat_stale" if lost else "callback_timeout")
     return replace(gone, owed=(*job.owed, "exhausted", "rescued"))
 
 
@@ -177,7 +200,7 @@ def _cancel(job: Job) -> Job:
 
 
 def _can_park(job: Job) -> bool:
-    return _held(job) and job.callback in ("known", None)
+    return _held(job) and (job.callback == "known" or (job.callback is None and job.answer is None))
 
 
 def _park(job: Job) -> Job:
@@ -191,6 +214,18 @@ def _cannot_park(job: Job) -> Answer | None:
     if _held(job):
         return Answer.UNKNOWN
     return Answer.ENDED if job.lease == 0 and job.state in ("completed", "failed") else None
+
+
+def _attend(job: Job) -> Job:
+    return job.becomes("waiting_external", attended=True, children=(*job.children, "waiting_for_callback"))
+
+
+def _does_not_attend(job: Job) -> Answer | None:
+    if not _held(job):
+        return None
+    if job.answer == "known":
+        return Answer.ANSWERED
+    return Answer.NONE if job.callback == "known" else Answer.UNKNOWN  # it waits already
 
 
 def _retry_anew(job: Job) -> Job:
@@ -219,7 +254,7 @@ RULES = {
     "set_progress": _fenced(lambda job: replace(job, progress=50)),
     "beat": _fenced(lambda job: replace(job, silent=False), Answer.NOTHING, waits=False),
     "rescue": Rule(
-        lambda job: job.silent if job.state == "running" else job.state == "waiting_external" and job.expired,
+        lambda job: _is_lost(job) or (job.state == "waiting_external" and job.expired),
         _rescue,
         Answer.NOTHING,
         waits=False,
@@ -237,10 +272,10 @@ RULES = {
         waits=False,
         row="obligation",
     ),
-    "thief": Rule(lambda job: job.state == "running", _steal, Answer.NOTHING),
+    "thief": Rule(lambda job: job.has_worker, _steal, Answer.NOTHING),
 }
 CALLBACK_RULES = {
-    "register": _fenced(lambda job: replace(job, callback="other", expired=False)),
+    "register": _fenced(lambda job: replace(job, callback="other", expired=False, answer=None)),
     "cancel_callback": Rule(
         lambda job: _held(job) and job.callback is not None,
         lambda job: replace(job, callback=None),
@@ -253,13 +288,28 @@ CALLBACK_RULES = {
     "retry_external": _called(_retry_anew, "waiting_external"),
     "heartbeat_callback": _called(lambda job: replace(job, expired=False), "waiting_external"),
 }
+ATTENDING_RULES = {
+    "attend": Rule(
+        lambda job: _held(job) and job.callback == "known" and not job.attended,
+        _attend,
+        Answer.STALE,
+        unless=_does_not_attend,
+    ),
+    "go_on": Rule(lambda job: _held(job) and job.attended, lambda job: job.becomes("running"), Answer.STALE),
+    "resume_external": Rule(
+        lambda job: job.callback == "known" and job.has_worker,
+        lambda job: job.becomes("running", callback=None, answer="known"),
+        Answer.UNKNOWN,
+    ),
+}
+CALLBACK_RULES |= ATTENDING_RULES
 RULES |= CALLBACK_RULES
 
 #: The verbs of an attempt that raise when it has ended, whatever has become of the job.
 FENCED = [
     name
     for name, rule in RULES.items()
-    if rule.otherwise in (Answer.STALE, Answer.LISTED) and name not in ("cancel_callback", "park")
+    if rule.otherwise in (Answer.STALE, Answer.LISTED) and name not in ("cancel_callback", "park", "attend", "go_on")
 ]
 
 

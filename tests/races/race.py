@@ -54,7 +54,11 @@ class Rival:
 
     def do(self, act: Callable[[Session], Any]) -> Any:
         """Do something in a session of the rival's thread, committed when it returns."""
-        return self._pool.submit(self._world.call, self._whole, act).result(PATIENCE)
+        return self.begin(act).result(PATIENCE)
+
+    def begin(self, act: Callable[[Session], T]) -> Future[T]:
+        """The same, without waiting for it."""
+        return self._pool.submit(self._world.call, self._whole, act)
 
     def start(self, act: Callable[[Session], T], *, flushed: bool) -> Future[T]:
         """Run an operation; commit it when `let_go()` says so."""
@@ -164,18 +168,20 @@ class Stage:
         errors = [json.dumps({"error": e, "type": t, "attempt": a}) for e, t, a in start.errors]
         progress = {"percent": start.progress, "message": None, "metadata": {}}
         ended = "now()" if start.state in ("retryable", "completed") else "NULL"
-        beat = "now() - interval '1 hour'" if start.silent else "NULL"
+        beat = "now() - interval '1 hour'" if start.silent else "now()" if start.attended else "NULL"
         before = self.database.value("SELECT nextval('run_lease_seq')") if start.lease else None
         token = new_token()
         callback = {"known": token.id, "other": uuid4(), None: None}[start.callback]
         wait = f"now() {'-' if start.expired else '+'} interval '1 hour'" if callback else "NULL"
+        answer = json.dumps({"callback": str(token.id), "payload": 1}) if start.answer else None
         table = "scheduled_jobs" if start.store == "scheduled" else "jobs_hot"
         [(job_id, lease)] = self.database.rows(
             f"INSERT INTO {table} "
             "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, errors, "
-            "progress, callback_id, callback_timeout_at) "
+            "progress, callback_id, callback_timeout_at, attended_at, callback_answer) "
             "VALUES ('signup', %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
-            f"{beat}, {ended}, %s::jsonb[], %s, %s, {wait}) RETURNING id, run_lease",
+            f"{beat}, {ended}, %s::jsonb[], %s, %s, {wait}, {'now()' if start.attended else 'NULL'}, %s) "
+            "RETURNING id, run_lease",
             queue,
             start.state,
             start.attempt,
@@ -183,6 +189,7 @@ class Stage:
             errors,
             None if start.progress is None else json.dumps(progress),
             callback,
+            answer,
         )
         for outcome in start.owed:
             self.database.execute(
@@ -206,6 +213,7 @@ class Stage:
         [row] = found
         callback = row.callback_id and str(row.callback_id)
         named = {None: None, str(scene.token.id): "known"}
+        answer = row.callback_answer or {"callback": None, "payload": 1}
         checks = {
             "state": (row.state, end.state),
             "store": (row.stored_in, end.store),
@@ -214,7 +222,10 @@ class Stage:
             "errors": (tuple((e["error"], e["type"], e["attempt"]) for e in row.errors), end.errors),
             "progress": (row.progress and row.progress["percent"], end.progress),
             "result": (row.result, end.result),
-            "silence": (row.silent, end.silent if end.state == "running" else None),
+            "silence": (row.silent, end.silent if end.has_worker else None),
+            "attendance": (row.attended_at is not None, end.attended),
+            "answer": (named.get(answer["callback"], "other"), end.answer),
+            "payload": (answer["payload"], 1),
             "dead letter": (row.dlq_reason, end.reason),
             "a lease moved on": (row.run_lease > held.run_lease, end.lease > 0),
             "a lease moved back": (row.run_lease < held.run_lease, False),

@@ -1,7 +1,7 @@
 """Guards that can be taken out of the process under test: a matrix that stays green without them proves nothing.
 
-`lease`, `claim` and `callback` edit the SQL on its way to the database, `ledger`, `obligation`, `unique` and `order`
-replace one function each, and `triggers` switches triggers off in the sessions of the package.
+`lease`, `claim`, `callback` and `attendance` edit the SQL on its way to the database, `ledger`, `obligation`, `unique`
+and `order` replace one function each, and `triggers` switches triggers off in the sessions of the package.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ Edit = Callable[[str], str]
 _FENCE = re.compile(r"awa\.jobs_hot\.run_lease = (%\(held_lease\)s(?:::BIGINT)?|\$\d+::BIGINT)")
 _JOINED_FENCE = re.compile(r"awa\.jobs_hot\.run_lease = \w+\.run_lease")
 _CALLED = re.compile(r"awa\.jobs_hot\.callback_id = (%\(callback\)s(?:::UUID)?|\$\d+::UUID)")
+_ATTENDED = "OR awa.jobs_hot.attended_at IS NOT NULL"
 _CLAIM_LOCK = "FOR NO KEY UPDATE SKIP LOCKED"
 _STILL_AVAILABLE = re.compile(r"\(?awa\.jobs_hot\.state \|\| ''\)? = 'available'")
 
@@ -41,6 +42,10 @@ def _without_claim(statement: str) -> str:
 
 def _without_callback(statement: str) -> str:
     return _CALLED.sub(r"\1 IS NOT NULL", statement)
+
+
+def _without_attendance(statement: str) -> str:
+    return statement.replace(_ATTENDED, "OR true") if "'payload', " in statement else statement
 
 
 @contextmanager
@@ -84,8 +89,11 @@ GUARDS = {
     "obligation": lambda: _replaced(drain, "_follow_ups", _owe_nothing),
 }
 
-#: That of callbacks.
-CALLBACK_GUARDS = {"callback": lambda: _edited(_without_callback)}
+#: Those of callbacks: which one it is, and whether a handler waits for it.
+CALLBACK_GUARDS = {
+    "callback": lambda: _edited(_without_callback),
+    "attendance": lambda: _edited(_without_attendance),
+}
 
 
 def _claim_no_key(session: Session, wanted: Mapping[bytes, int | None]) -> dict[bytes, Holder]:

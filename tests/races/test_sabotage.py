@@ -18,8 +18,12 @@ ROOT = Path(__file__).parents[2]
 ROWS = {
     "lease": (
         "test_matrix.py",
-        "psycopg-running-thief",
-        [f"running: thief ends by commit[^\n]*, {verb} races\n    the second got won" for verb in FENCED],
+        "psycopg-running-thief or psycopg-attended-thief",
+        [
+            f"{start}: thief ends by commit[^\n]*, {verb} races\n    the second got won"
+            for start in ("running", "attended")
+            for verb in FENCED
+        ],
     ),
     "claim": (
         "test_matrix.py",
@@ -43,6 +47,11 @@ ROWS = {
             f"register ends by commit[^\n]*, {verb} races\n    the second got won, not CallbackNotFound"
             for verb in ("park", "complete_external", "fail_external")
         ],
+    ),
+    "attendance": (
+        "test_matrix.py",
+        "psycopg-attended-park",
+        ["park ends by commit[^\n]*, resume_external races\n    the second got won, not CallbackNotFound"],
     ),
     "unique": (
         "test_keys.py",

@@ -32,13 +32,15 @@ from awa_sqla import (
     heartbeat_callback,
     park,
     register_callback,
+    resume_external,
     retry_after,
     retry_external,
     set_progress,
     snooze,
 )
 from awa_sqla.maintenance import dispatch_obligation, promote, rescue
-from awa_sqla.session import ledger
+from awa_sqla.session import attending, ledger
+from awa_sqla.session.attending import attend, go_on
 from awa_sqla.session.specs import Spec
 from awa_sqla.session.verbs import cancel_attempt, put_back
 from awa_sqla.worker.heartbeat import BEAT
@@ -91,14 +93,20 @@ def _park(session: Session, scene: Scene) -> Any:
     return row if any(found.staged for found in ledger.unsettled(session)) else Ended(row)
 
 
+def _attend(session: Session, scene: Scene) -> Any:
+    answer = attend(session, scene.held, scene.token)
+    return True if any(found.staged for found in ledger.unsettled(session)) else answer
+
+
 def _thief(session: Session, scene: Scene) -> int:
     """Rescued and claimed again by another: the job runs on under another lease, with a callback of that attempt."""
     stolen: Any = session.connection().execute(
         text(
             "UPDATE awa.jobs_hot SET run_lease = nextval('awa.run_lease_seq'), attempt = attempt + 1, "
             "heartbeat_at = clock_timestamp(), worker_id = 'thief', "
-            "callback_id = CASE WHEN callback_id IS NOT NULL THEN gen_random_uuid() END "
-            "WHERE id = :id AND state = 'running'"
+            "callback_id = CASE WHEN callback_id IS NOT NULL THEN gen_random_uuid() END, "
+            "state = 'running', attended_at = NULL, callback_answer = NULL "
+            "WHERE id = :id AND (state = 'running' OR attended_at IS NOT NULL)"
         ),
         {"id": scene.held.id},
     )
@@ -132,6 +140,9 @@ RACERS: dict[str, Racer] = {
     ),
     "retry_external": lambda session, scene: retry_external(session, scene.token.id),
     "heartbeat_callback": lambda session, scene: heartbeat_callback(session, scene.token.id, timeout=HOUR),
+    "attend": _attend,
+    "go_on": lambda session, scene: go_on(session, scene.held),
+    "resume_external": lambda session, scene: resume_external(session, scene.token.id, 1),
 }
 
 #: The verbs of an attempt, on the job object that a claim has returned.
@@ -178,6 +189,8 @@ def told(act: Callable[[], Any]) -> Told:
             return Told(Answer.NOTHING)
         case CallbackToken():
             return Told(Answer.WON, callback=str(found.id))
+        case attending.Answer(payload=1):
+            return Told(Answer.ANSWERED)
         case Ended(row):
             return Told(Answer.ENDED, row.state, row.run_lease)
         case [Job() as row]:
