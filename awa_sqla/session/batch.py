@@ -19,7 +19,7 @@ from awa_sqla.session.results import checked_result
 from awa_sqla.session.rows import expire_record
 from awa_sqla.session.steps import entered, refuse_reserved
 from awa_sqla.session.target import SyncSession
-from awa_sqla.session.verbs import complete
+from awa_sqla.session.verbs import complete_claiming
 
 
 class Completion(NamedTuple):
@@ -65,21 +65,24 @@ def complete_many(session: SyncSession, items: Iterable[Job | Attempt | Completi
         "results": [item.result for item in wanted],
     }
     kinds: dict[int, str] = {row[0]: row[1] for row in target.execute(batch_statements.COMPLETE_MANY, parameters)}
+    claimed = _claiming(target, [item for item in wanted if item.attempt.id not in kinds])
     _stage(target, kinds, by_id)
-    done = kinds.keys() | _claiming(target, [item for item in wanted if item.attempt.id not in kinds])
+    for row in claimed:
+        ledger.stage(target, Staged(row, Outcome.COMPLETED, {"result": by_id[row.id].result}))
+    done = kinds.keys() | {row.id for row in claimed}
     return CompletedBatch(
         completed=[item.attempt.id for item in wanted if item.attempt.id in done],
         stale=[item.attempt.id for item in wanted if item.attempt.id not in done],
     )
 
 
-def _claiming(session: Session, left: list[Completion]) -> set[int]:
-    """Complete those of the others that come back into their unique states, one by one; returns their ids."""
+def _claiming(session: Session, left: list[Completion]) -> list[Job]:
+    """Complete those of the others that come back into their unique states, one by one. Nothing is staged yet."""
     if not left:
-        return set()
+        return []
     rows = session.execute(batch_statements.LEFT_OUT, {"ids": [item.attempt.id for item in left]})
     there = {Attempt(*row) for row in rows}
-    return {complete(session, item.attempt, result=item.result).id for item in left if item.attempt in there}
+    return [complete_claiming(session, item.attempt, item.result) for item in left if item.attempt in there]
 
 
 def _stage(session: Session, kinds: dict[int, str], by_id: dict[int, Completion]) -> None:

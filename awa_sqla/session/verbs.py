@@ -75,14 +75,18 @@ def complete(session: SyncSession, job: Held, /, *, result: Any = None) -> Job:
     target = entered(session, "complete", transition=True)
     attempt = held(target, job)
     checked = checked_result(result)
-    parameters = fence(attempt, given_result=checked)
-    found = target.scalars(statements.COMPLETE, parameters).one_or_none()
-    if found is None:
-        claim_anew(target, attempt, JobState.COMPLETED)
-        found = target.scalars(statements.COMPLETE_CLAIMED, parameters).one_or_none()
-    row = one(target, attempt, found)
+    row = target.scalars(statements.COMPLETE, fence(attempt, given_result=checked)).one_or_none()
+    if row is None:
+        row = complete_claiming(target, attempt, checked)
     ledger.stage(target, Staged(row, Outcome.COMPLETED, {"result": checked}))
     return row
+
+
+def complete_claiming(session: Session, attempt: Attempt, result: Any) -> Job:
+    """Complete a job that has to claim its unique key first; whoever calls stages it. Raises like `complete()`."""
+    claim_anew(session, attempt, JobState.COMPLETED)
+    found = session.scalars(statements.COMPLETE_CLAIMED, fence(attempt, given_result=result)).one_or_none()
+    return one(session, attempt, found)
 
 
 def fail(session: SyncSession, job: Held, error: str | BaseException, /, *, terminal: bool = False) -> Failed:

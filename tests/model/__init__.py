@@ -2,8 +2,8 @@
 
 * `application` is the application under test: its kinds, three plain and four unique ones, their specs, hooks;
 * `reference` is the queue in plain Python, with transactions and savepoints over the jobs of `rows`;
-* `machine` draws the steps: `verbs`, `boundaries` (transactions, identity map, crashes), `maintenance`, and `uniques`
-  (unique, bulk and late-bound jobs);
+* `machine` draws the steps: `verbs`, `callbacks`, `boundaries` (transactions, identity map, crashes), `maintenance`,
+  and `uniques` (unique, bulk and late-bound jobs); `stories` puts some of them in a row;
 * `checks` compares what is committed.
 
 Locks: in one thread a session that waited for another would wait for ever, so each step picks jobs that no other

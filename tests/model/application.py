@@ -27,6 +27,7 @@ from awa_sqla import (
     Retried,
     Started,
     Unique,
+    WaitingForCallback,
 )
 
 HOUR = timedelta(hours=1)
@@ -174,6 +175,7 @@ SPECS: dict[tuple[str, Outcome], tuple[Followed, ...]] = {
     (TASK, Outcome.EXHAUSTED): (_ONE,),
     (TASK, Outcome.CANCELLED): (_ONE, _ELSEWHERE),
     (TASK, Outcome.RESCUED): (_ONE, _ELSEWHERE),
+    (TASK, Outcome.WAITING_FOR_CALLBACK): (_ONE, _ELSEWHERE),
     (ECHO, Outcome.COMPLETED): (Followed("after"),),
     **{(kind, Outcome.COMPLETED): (_AGAIN, _ONE) for kind in UNIQUE},
     **{(kind, Outcome.CANCELLED): (_ONE, _ABROAD) for kind in UNIQUE},
@@ -187,6 +189,7 @@ _REGISTERS = {
     Outcome.EXHAUSTED: FollowUps.on_exhausted,
     Outcome.CANCELLED: FollowUps.on_cancelled,
     Outcome.RESCUED: FollowUps.on_rescued,
+    Outcome.WAITING_FOR_CALLBACK: FollowUps.on_waiting_for_callback,
 }
 
 
@@ -225,8 +228,7 @@ def hooks(told: Callable[[Told], object]) -> Hooks:
     """Hooks that note (event, kind, job, lease) of everything they are told of."""
     made = Hooks()
     for kind in HOOKED:
-        for event in (Started, Completed, Retried, Exhausted, Cancelled, Rescued):
-            made.on(event, KINDS[kind])(
-                lambda e, kind=kind: told((type(e).__name__.lower(), kind, e.job.id, e.job.run_lease))
-            )
+        for event in (Started, Completed, Retried, Exhausted, Cancelled, Rescued, WaitingForCallback):
+            name = event.outcome.value if event is not Started else "started"
+            made.on(event, KINDS[kind])(lambda e, kind=kind, name=name: told((name, kind, e.job.id, e.job.run_lease)))
     return made

@@ -11,7 +11,8 @@ from tests.model.reference import Reference, Row
 from tests.worlds import Database
 
 _JOBS = """
-SELECT jobs.*, jobs.run_at <= clock_timestamp() AS due, dlq_reason, original_run_lease
+SELECT jobs.*, jobs.run_at <= clock_timestamp() AS due, jobs.callback_timeout_at < clock_timestamp() AS expired,
+    dlq_reason, original_run_lease
 FROM jobs LEFT JOIN dlq_entries USING (id)
 """
 _OWED = """
@@ -25,6 +26,15 @@ FULL JOIN (SELECT * FROM jobs WHERE unique_key IS NOT NULL AND in_unique_state(s
 ON claim.job_id = job.id AND claim.unique_key = job.unique_key
 WHERE claim.job_id IS NULL OR job.id IS NULL
 """
+#: Of dead letters.
+REASONS = (
+    "terminal_error",
+    "max_attempts_exhausted",
+    "heartbeat_stale",
+    "callback_timeout",
+    "callback_failed",
+    "wait_for_callback_contract_violation",
+)
 
 
 def compare(reference: Reference, database: Database, told: list[Any]) -> None:
@@ -73,6 +83,10 @@ def _compare_row(row: Any, expected: Row) -> None:
         "progress": row.progress,
         "result": row.result,
         "due": row.due if row.stored_in == "scheduled" else expected.due,
+        "callback": row.callback_id and str(row.callback_id),
+        "expired": bool(row.expired),
+        "attended": row.attended_at is not None,
+        "answer": row.callback_answer,
         "parent": row.parent_id,
         "root": row.root_id,
         "parent_outcome": row.parent_outcome,
@@ -81,12 +95,13 @@ def _compare_row(row: Any, expected: Row) -> None:
     wrong = {name: (value, wanted[name]) for name, value in actual.items() if value != wanted[name]}
     assert not wrong, f"{expected.key} (job {row.id}): {{column: (found, expected)}} is {wrong}"
     assert all({"error", "type", "attempt", "at"} <= set(entry) for entry in row.errors), row.errors
-    assert (row.heartbeat_at is not None) == (row.state == "running"), f"the heartbeat of {row}"
+    assert (row.heartbeat_at is not None) == expected.is_held, f"the heartbeat of {row}"
+    assert (row.callback_timeout_at is None) == (row.callback_id is None), f"the timeout of {row}"
     assert (row.finalized_at is not None) == ended, f"finalized_at of {row}"
-    assert row.deadline_at is row.callback_id is None
+    assert row.deadline_at is None
     if row.stored_in == "dead":
         assert row.original_run_lease == row.run_lease
-        assert row.dlq_reason in ("terminal_error", "max_attempts_exhausted", "heartbeat_stale")
+        assert row.dlq_reason in REASONS
 
 
 def _compare_follow_ups(reference: Reference, database: Database, made: Counter[Cause]) -> None:

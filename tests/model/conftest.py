@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla.session import catalogue
 from tests.model.rig import impatient
-from tests.races.sabotage import GUARDS
+from tests.races.sabotage import CALLBACK_GUARDS, GUARDS
 from tests.worlds import WORLDS, AsyncWorld, World, database, pytest_pyfunc_call
 
 __all__ = ["database", "pytest_pyfunc_call"]
@@ -31,7 +31,7 @@ def world(request: pytest.FixtureRequest, db_url: URL) -> Iterator[World]:
     made = cls(request.param, driver, db_url, engine)  # type: ignore[call-arg]
     impatient(made.engine)
     guard = os.environ.get("AWA_SABOTAGE")
-    with GUARDS[guard]() if guard else contextlib.nullcontext():
+    with (GUARDS | CALLBACK_GUARDS)[guard]() if guard else contextlib.nullcontext():
         yield made
     made.close()
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine
 from sqlalchemy.orm import Session, SessionTransaction
 
-from awa_sqla import Attempt, FollowUpError, StaleJobError, UniqueConflict, snooze
-from awa_sqla.session.verbs import put_back
+from awa_sqla import Attempt, FollowUpError, StaleJobError, UniqueConflict
 from tests.model.application import Cause, Key, Told
 from tests.model.checks import compare
 from tests.model.reference import Conflict, Late, Reference, Transaction
@@ -192,8 +191,7 @@ class Machine(RuleBasedStateMachine):
             assert twin is not None, f"{exc!r} without a twin of {before}"
             assert before is not None
             self.refused(exc, Conflict(before, twin))
-            if act not in (snooze, put_back):  # these have not even locked it
-                sitting.transaction.put(before)
+            sitting.transaction.put(before)
             self.counts["conflicts of a verb"] += 1
             return None
         assert before is not None
@@ -214,8 +212,8 @@ class Machine(RuleBasedStateMachine):
 
     @staticmethod
     def fits(row: Row | None, handle: Handle) -> bool:
-        """Whether a job runs under this attempt."""
-        return row is not None and row.state == "running" and (row.id, row.lease) == handle.attempt
+        """Whether a job is this attempt's."""
+        return row is not None and row.is_held and (row.id, row.lease) == handle.attempt
 
     def handle(self, sitting: Sitting, pick: int, *, live: bool) -> Handle | None:
         """An attempt that holds for a session, or one that does not; none whose job another session holds.
@@ -229,7 +227,7 @@ class Machine(RuleBasedStateMachine):
                 if row is not None and self.may_end(mine, row):
                     found[0].append(handle)
             else:
-                found[1 if row is not None and row.state == "running" else 2].append(handle)
+                found[1 if row is not None and row.is_held else 2].append(handle)
         may = found[0] if live else found[1] or found[2]
         return may[-1 - pick % len(may)] if may else None
 

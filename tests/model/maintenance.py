@@ -13,12 +13,22 @@ from sqlalchemy.orm import Session
 
 from awa_sqla import Attempt, Outcome
 from awa_sqla.maintenance import Dispatched, dispatch_obligation, promote, rescue
+from awa_sqla.worker.heartbeat import BEAT
 from tests.model.application import DEAD, Cause, brought_by, poisoned
 from tests.model.machine import Handle, Machine, picks, step
-from tests.model.rows import RESCUED, Row
+from tests.model.rows import EXPIRED, RESCUED, Row
 
 STALE_AFTER = timedelta(minutes=1)
-some_run = precondition(lambda self: any(row.state == "running" for row in self.reference.free()))
+some_run = precondition(lambda self: any(row.is_held for row in self.reference.free()))
+_LATE = """
+SELECT id FROM jobs_hot WHERE state = 'waiting_external' AND callback_timeout_at < now()
+ORDER BY callback_timeout_at, id
+"""
+#: Nothing is left of an earlier attempt's callback.
+_ANEW = """
+UPDATE jobs_hot SET state = 'running', attended_at = NULL, callback_id = NULL, callback_timeout_at = NULL,
+callback_answer = NULL WHERE id = %s
+"""
 survives = st.sampled_from([True, True, True, False])
 
 
@@ -71,11 +81,12 @@ class Maintenance(Machine):
         self.mine.stage(after, *outcomes, defer=True)
         return True
 
-    @precondition(lambda self: any(row.silent for row in self.reference.free()))
+    @precondition(lambda self: any(row.is_lost for row in self.reference.free()))
     @rule(survives=survives)
     @step
     def rescue(self, survives: bool) -> None:
-        lost = sorted((row for row in self.reference.free() if row.silent), key=lambda row: row.id or 0)
+        late = [row.id for row in self.database.rows(_LATE)]
+        lost = sorted((row for row in self.reference.free() if row.is_lost), key=lambda row: self._turn(row, late))
 
         def act(session: Session) -> None:
             ended = rescue(session, stale_after=STALE_AFTER)
@@ -83,9 +94,18 @@ class Maintenance(Machine):
 
         self._pass(survives, act)
 
+    @staticmethod
+    def _turn(row: Row, late: list[int]) -> tuple[int, int]:
+        """Callbacks that did not come in time are first, in that order; then handlers that wait; then what runs."""
+        assert row.id is not None
+        if row.id in late:
+            return 0, late.index(row.id)
+        return 1 if row.attended else 2, row.id
+
     def _rescued(self, row: Row) -> bool:
         """Whether an attempt ends: with its job tried again, failed, or cancelled as a duplicate."""
-        after = row.failed(RESCUED)
+        self.counts["waits rescued"] += row.state == "waiting_external"
+        after = row.failed(RESCUED if row.silent and row.is_held else EXPIRED)
         spent = () if after.state == "retryable" else (Outcome.EXHAUSTED,)
         self._returns(row, after, Outcome.RESCUED, *spent)
         return self.mine.view(row.key) is not row
@@ -158,7 +178,7 @@ class Maintenance(Machine):
         self.reference.committed[row.key] = replace(row, **values)
 
     def _running(self, pick: int) -> Row:
-        may = [row for row in self.reference.free() if row.state == "running"]
+        may = [row for row in self.reference.free() if row.is_held]
         return may[pick % len(may)]
 
     @some_run
@@ -175,6 +195,33 @@ class Maintenance(Machine):
         self.database.execute("UPDATE jobs_hot SET heartbeat_at = now() - interval '1 h' WHERE id = %s", row.id)
         self._replace(row, silent=True)
 
+    @precondition(lambda self: any(row.callback for row in self.reference.free()))
+    @rule(pick=picks, noticed=st.booleans())
+    @step
+    def callback_is_late(self, pick: int, noticed: bool) -> None:
+        """A callback that should have come by now; it matters where the job waits."""
+        may = [row for row in self.reference.free() if row.callback]
+        row = may[pick % len(may)]
+        late = "UPDATE jobs_hot SET callback_timeout_at = clock_timestamp() - interval '1 s' WHERE id = %s"
+        self.database.execute(late, row.id)
+        self._replace(row, expired=True)
+        if noticed:
+            self.rescue(survives=True)
+
+    @precondition(lambda self: any(row.silent and row.is_held for row in self.reference.free()))
+    @rule()
+    @step
+    def beat(self) -> None:
+        """The workers of all attempts are heard of after all."""
+        rows = {row.id: row for row in self.reference.free() if row.id and row.lease}
+
+        def act(session: Session) -> None:
+            session.execute(BEAT, {"ids": list(rows), "leases": [row.lease for row in rows.values()]})
+
+        for row in rows.values():
+            self._replace(row, silent=False)
+        self._pass(True, act)
+
     @some_run
     @rule(pick=picks)
     @step
@@ -183,8 +230,9 @@ class Maintenance(Machine):
         row = self._running(pick)
         assert row.id is not None
         self.database.move_on(row.id)
+        self.database.execute(_ANEW, row.id)
         lease = self.reference.issued(self.database.job(row.id).run_lease)
-        self._replace(row, attempt=row.attempt + 1, lease=lease)
+        self.reference.committed[row.key] = replace(row.claimed(row.id, lease), silent=row.silent)
         self.remember(Handle(row.key, Attempt(row.id, lease)))
         self.check()
 

@@ -22,11 +22,20 @@ from tests.model.application import (
 )
 
 RESCUED = "heartbeat stale: worker presumed dead"
+EXPIRED = "callback timed out"
+UNCALLED = "wait_for_callback without a registered callback"
+
+#: What is left of an attempt when it has ended.
+_ENDED: dict[str, Any] = {"silent": False, "callback": None, "expired": False, "attended": False, "answer": None}
+_WAITS: dict[str, Any] = {"state": "waiting_external", "waited": True}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One job. `certain` is whether a statement of its own transaction must see it; `due` is for scheduled ones."""
+    """One job. `certain` is whether a statement of its own transaction must see it; `due` is for scheduled ones.
+
+    `waited` is whether the attempt has begun a wait: what follows on a second one would have the same identity.
+    """
 
     key: Key
     queue: str
@@ -43,6 +52,11 @@ class Row:
     result: Any = None
     due: bool = True
     silent: bool = False
+    callback: str | None = None
+    expired: bool = False
+    attended: bool = False
+    answer: dict[str, Any] | None = None
+    waited: bool = False
     certain: bool = True
     id: int | None = None
     parent: int | None = None
@@ -64,6 +78,21 @@ class Row:
         """Whether it holds its unique key."""
         return holds_in(self.kind, self.state)
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is some attempt's: it runs, or its handler waits for a callback."""
+        return self.state == "running" or self.attended
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a rescue takes it."""
+        return (self.silent and self.is_held) or (self.expired and self.state == "waiting_external")
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether a wait may begin: what follows on it has no other identity than what followed on the last one."""
+        return not self.waited or (self.kind, Outcome.WAITING_FOR_CALLBACK) not in SPECS
+
     def comes_in(self, after: Row) -> bool:
         """Whether it has to claim its key on the way to what it is `after`."""
         return after.holds and not self.holds
@@ -75,32 +104,60 @@ class Row:
     # What the verbs do to it.
     def claimed(self, job_id: int, lease: int) -> Row:
         """Running, under a new lease."""
-        return replace(self, state="running", attempt=self.attempt + 1, lease=lease, id=job_id, silent=False)
+        return replace(self, state="running", attempt=self.attempt + 1, lease=lease, id=job_id, waited=False, **_ENDED)
 
     def completed(self, result: Any) -> Row:
         """Finished with success."""
-        return replace(self, state="completed", result=result, progress=None, silent=False)
+        return replace(self, state="completed", result=result, progress=None, **_ENDED)
 
     def failed(self, error: str, *, terminal: bool = False, due: bool = False) -> Row:
         """The attempt failed: tried again, failed for good, or kept as a dead letter."""
-        ended = replace(self, errors=(*self.errors, error), silent=False)
+        ended = replace(self, errors=(*self.errors, error), **_ENDED)
         if not terminal and self.attempt < self.max_attempts:
             return replace(ended, state="retryable", store="scheduled", due=due)
         return replace(ended, state="failed", store="dead" if self.queue == DEAD else "hot")
 
     def put_back(self, *, due: bool, counts: int) -> Row:
         """Snoozed, or put back without counting it as a snooze."""
-        left = {"attempt": self.attempt - 1, "snoozes": self.snoozes + counts, "silent": False}
-        return replace(self, state="scheduled", store="scheduled", due=due, **left)  # type: ignore[arg-type]
+        left = _ENDED | {"attempt": self.attempt - 1, "snoozes": self.snoozes + counts}
+        return replace(self, state="scheduled", store="scheduled", due=due, **left)
 
     def cancelled(self, reason: str) -> Row:
         """Cancelled, wherever it was."""
         errors = (*self.errors, f"cancelled: {reason}")
-        return replace(self, state="cancelled", store="hot", errors=errors, silent=False)
+        return replace(self, state="cancelled", store="hot", errors=errors, **_ENDED)
 
     def promoted(self) -> Row:
         """Available again."""
         return replace(self, state="available", store="hot")
+
+    def parked(self) -> Row:
+        """Waiting, and nobody's attempt any more."""
+        return replace(self, **_ENDED | {"callback": self.callback, "expired": self.expired}, **_WAITS)
+
+    def waits(self) -> Row:
+        """Waiting, and its attempt's."""
+        return replace(self, attended=True, **_WAITS)
+
+    def goes_on(self) -> Row:
+        """The handler waits no longer."""
+        return replace(self, state="running", attended=False)
+
+    def registered(self, callback: str) -> Row:
+        """With a callback."""
+        return replace(self, callback=callback, expired=False, answer=None)
+
+    def withdrawn(self) -> Row:
+        """Without one."""
+        return replace(self, callback=None, expired=False)
+
+    def answered(self, payload: Any) -> Row:
+        """With what the outside has said, for its handler."""
+        return replace(self.goes_on().withdrawn(), answer={"callback": self.callback, "payload": payload})
+
+    def retried(self) -> Row:
+        """Available from the start."""
+        return replace(self, state="available", attempt=0, **_ENDED)
 
     def progressed(self, percent: float | None, message: str | None, metadata: dict[str, Any]) -> Row:
         """What is None stays as it was; metadata is merged."""

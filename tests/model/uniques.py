@@ -141,7 +141,8 @@ class Uniques(Maintenance):
         return [
             row
             for row in self.reference.free()
-            if (row.kind, row.state) == (PENDING, "running") or (row.kind, row.store) == (READY, "scheduled")
+            if (row.kind == PENDING and row.state in ("running", "waiting_external"))
+            or (row.kind, row.store) == (READY, "scheduled")
         ]
 
     @precondition(lambda self: bool(self.may_return))
@@ -157,7 +158,7 @@ class Uniques(Maintenance):
             self.commit_now(sitting)
         if how in BACK:
             self._bring_back(pick, how, row)
-        elif how == "sweep" and row.state == "running":
+        elif how == "sweep" and row.is_held:
             self.falls_silent(row)
             self.rescue(survives=True)
         elif how == "sweep":

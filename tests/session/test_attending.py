@@ -530,6 +530,19 @@ def test_a_batch_takes_attended_attempts_and_no_parked_ones(session: Session, da
     assert [job.state for job in database.jobs()] == ["completed", "waiting_external", "completed"]
 
 
+def test_follow_ups_of_a_batch_come_with_the_next_flush_though_some_are_stale(
+    session: Session, follow_ups: FollowUps, database: Database
+) -> None:
+    called: list[int] = []
+    follow_ups.on_completed(Signup, name="seen")(lambda event: called.append(event.job.id) or [])  # type: ignore[func-returns-value]
+    runs, left = registered(session)[0], parked(session)[0]
+    waits, _ = attended(session, Active(day=1))
+    done = complete_many(session, [left, waits, runs])
+    assert (done.completed, done.stale, called) == ([waits.id, runs.id], [left.id], [])
+    session.commit()
+    assert called == [runs.id]
+
+
 @pytest.mark.parametrize("verb", ["retry", "prolong"])
 def test_the_outside_may_do_with_an_attended_job_what_it_does_with_a_parked_one(
     session: Session, database: Database, verb: str
