@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from typing import Any
 
 #: Bytes of address space; beyond that the process ends.
 MEMORY = 1 << 30
+#: Seconds for one answer, longer than the parent waits: after that the process ends, if the parent cannot see to it.
+ALARM = 5
 
 #: The functions of CEL that the package has. Another name would be an error of every single evaluation.
 FUNCTIONS = frozenset(
@@ -48,15 +51,26 @@ FUNCTIONS = frozenset(
 
 def main() -> None:
     """Answer until there is nothing more to answer."""
+    # A terminal and a service manager signal the whole group, and the parent may end what it has begun: an interrupt
+    # in the middle of an expression would be one that fails, and so decides nothing.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     sys.path.append(sys.argv[1])
     import cel  # noqa: PLC0415 - found by the argument
 
     _limit_memory()
     for line in sys.stdin.buffer:
+        _set_alarm(ALARM)
         asked: dict[str, Any] = json.loads(line)
         answer = _check(cel, asked["check"]) if "check" in asked else _judge(cel, **asked)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
+        _set_alarm(0)
+
+
+def _set_alarm(seconds: int) -> None:
+    if hasattr(signal, "alarm"):  # not on every platform
+        signal.alarm(seconds)  # unhandled, it ends the process, whatever that is doing
 
 
 def _limit_memory() -> None:
@@ -64,7 +78,9 @@ def _limit_memory() -> None:
         import resource  # noqa: PLC0415 - not on every platform
     except ImportError:
         return
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    most = MEMORY if hard == resource.RLIM_INFINITY else min(MEMORY, hard)  # nobody may raise it
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
 def _check(cel: Any, expression: str) -> str | None:

@@ -1,6 +1,7 @@
 """Evaluation in a process that can be killed: it is asked over a pipe, and has two seconds to answer.
 
-A process that has answered is kept for the next question. Threads that ask at the same time have one each.
+A process that has answered is kept for the next question. Threads that ask at the same time have one each, up to four;
+to start one takes a thousand times as long as to ask it, so the others wait for their turn.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from awa_sqla.errors import ConfigurationError
 #: Seconds that an evaluation may take, and those for which a new process may start.
 PATIENCE = 2.0
 START = 20.0
+#: Processes at a time.
+MOST = 4
 
 _CHILD = Path(__file__).with_name("child.py")
 
@@ -30,39 +33,40 @@ class UnansweredError(Exception):
 
 
 class Evaluator:
-    """Asks, and keeps one process for the next question."""
+    """Asks, and keeps the processes for the next questions."""
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
         self._lock = threading.Lock()
+        self._turns = threading.Semaphore(MOST)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
 
     def ask(self, question: dict[str, Any]) -> Any:
         """The answer of the process. Blocks. Raises `UnansweredError`, `ConfigurationError` without the extra."""
+        with self._turns:
+            child = self._kept() or _started()
+            try:
+                answer = _asked(child, question, PATIENCE)
+            except BaseException:
+                _ended(child)
+                raise
+            with self._lock:
+                self._idle.append(child)
+            return answer
+
+    def _kept(self) -> subprocess.Popen[bytes] | None:
+        """A process that waits for a question, if there is one."""
         with self._lock:
             child = self._idle.pop() if self._idle else None
         if child is not None and child.poll() is not None:
             _ended(child)  # somebody has killed it meanwhile
-            child = None
-        if child is None:
-            child = _started()
-        try:
-            answer = _asked(child, question, PATIENCE)
-        except BaseException:
-            _ended(child)
-            raise
-        with self._lock:
-            spare = bool(self._idle)
-            if not spare:
-                self._idle.append(child)
-        if spare:
-            _ended(child)
-        return answer
+            return None
+        return child
 
     def close(self) -> None:
-        """End the process that is kept."""
+        """End the processes that are kept."""
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
@@ -70,7 +74,7 @@ class Evaluator:
 
     def _forget(self) -> None:
         """After a fork: the process is the parent's, and so is whoever holds the lock."""
-        self._lock = threading.Lock()
+        self._lock, self._turns = threading.Lock(), threading.Semaphore(MOST)
         for child in self._idle:
             child.returncode = 0  # not ours to wait for
             _close_pipes(child)

@@ -15,8 +15,11 @@ def checked_result(value: Any, *, field: str = "result") -> Any:
     """`value` as JSON data of at most 1 MiB, or `InvalidJob` with the path of what is wrong."""
     if value is None:
         return None
-    limits.json_value(field, value)
-    _bounded(field, value, limits.RESULT_BYTES)
+    try:
+        limits.json_value(field, value)
+        _bounded(field, value, limits.RESULT_BYTES)
+    except RecursionError:
+        raise InvalidJob(field, "is nested too deep") from None
     return value
 
 

@@ -87,11 +87,15 @@ class Unit:
         return hook(*given)
 
     def left(self) -> None:
-        """The app's code has returned. Raises `ConfigurationError` when it has ended our transaction."""
+        """The app's code has returned. Raises `ConfigurationError` when it has ended our transaction, or has left a
+        savepoint open: whoever rolls that back later undoes the verb, and not what the sender is told.
+        """
         if self._session.get_transaction() is not self._transaction:
             raise ConfigurationError(
                 "before() or after() has committed or rolled back the request's transaction: leave that to the router"
             )
+        if self._session.in_nested_transaction():
+            raise ConfigurationError("before() or after() has left a savepoint open: end what begin_nested() began")
         self._at = "database"
 
     def resolve(self, call: CallbackCall) -> Job | DeadLetter:

@@ -67,6 +67,7 @@ class Run:
         "started",
         "stop_reason",
         "task",
+        "turning",
     )
 
     def __init__(self, claimed: Claimed, task: Task | None) -> None:
@@ -78,8 +79,10 @@ class Run:
         #: Why it was asked to stop, if it was.
         self.stop_reason: str | None = None
         self.alarm: asyncio.TimerHandle | None = None
-        #: Set for a handler that waits for a callback: its answer may have come, or it should stop.
+        #: Set, once, for a handler that waits for a callback: its answer may have come, or it should stop.
         self.nudged = asyncio.Event()
+        #: Held by who turns the row from running to waiting or back.
+        self.turning = asyncio.Lock()
         self._left: float | None = None
         self._context: JobContext[Any] | None = None
 
@@ -97,13 +100,18 @@ class Run:
         self.stop_reason = self.stop_reason or reason
         if self._context is not None:
             self._context.ask_to_stop(reason)
-        self.nudged.set()
+        self.nudge()
         if self.started and self.asyncio_task is not None and self.task is not None and self.task.is_async:
             self.asyncio_task.cancel(reason)
 
+    def nudge(self) -> None:
+        """Let all waits look; the next nudge is another."""
+        nudged, self.nudged = self.nudged, asyncio.Event()
+        nudged.set()
+
     def pause(self) -> None:
         """The deadline stands still while the handler waits for a callback."""
-        if self.alarm is not None:
+        if self.alarm is not None and self._left is None:
             self._left = self.alarm.when() - asyncio.get_running_loop().time()
             self.alarm.cancel()
 

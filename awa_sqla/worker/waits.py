@@ -49,36 +49,49 @@ class Waits(Books):
         super().__init__(maker)
         self._flight = flight
         self._patience = patience
-        self._waiting: dict[int, Run] = {}
+        #: By job: each wait's run, so a run is there once for each of its waits.
+        self._waiting: dict[int, list[Run]] = {}
 
     async def wait_for_callback(self, attempt: Attempt, token: CallbackToken) -> Any:
         """Wait for the callback of `token`; returns its payload.
 
         Raises `CallbackNotFound`, `StaleJobError`, and `WaitInterruptedError` when the run is asked to stop.
         """
-        run = self._flight[attempt]
-        run.pause()
+        run = self._flight.get(attempt)
+        if run is None:  # a task or thread that the handler has left behind
+            raise StaleJobError(attempt.id, attempt.run_lease)
         self.wake(attempt.id)  # an earlier attempt of the job, if that still waits, has ended
-        self._waiting[attempt.id] = run
+        self._waiting.setdefault(attempt.id, []).append(run)
+        run.pause()
         try:
-            answer = await self.attend(attempt, token)
+            async with run.turning:
+                nudged = run.nudged  # before the look, so that none is missed
+                answer = await self.attend(attempt, token)
             while answer is None:
-                await run.nudged.wait()
-                run.nudged.clear()
                 if run.stop_reason is not None:
                     raise WaitInterruptedError(run.stop_reason)
+                await nudged.wait()
+                nudged = run.nudged
                 answer = await self.look(attempt, token)
         except StaleJobError:
             raise
         except BaseException:
-            if run.stop_reason is None:
-                await self._given_up(attempt)
+            if run.stop_reason is None and self._waiting[attempt.id].count(run) == 1:
+                async with run.turning:  # a wait that begins meanwhile begins after this one's end
+                    await self._given_up(attempt)
             raise
         finally:
-            if self._waiting.get(attempt.id) is run:
-                del self._waiting[attempt.id]
-            run.go_on()
+            if not self._leave(run):
+                run.go_on()
         return answer.payload
+
+    def _leave(self, run: Run) -> bool:
+        """One wait of the run is over; whether the run has another."""
+        waiting = self._waiting[run.attempt.id]
+        waiting.remove(run)
+        if not waiting:
+            del self._waiting[run.attempt.id]
+        return run in waiting
 
     async def _given_up(self, attempt: Attempt) -> None:
         """The handler goes on without an answer; if that cannot be written, its outcome can be all the same."""
@@ -92,13 +105,13 @@ class Waits(Books):
 
     def wake(self, job_id: int) -> None:
         """Its callback may have come."""
-        if (run := self._waiting.get(job_id)) is not None:
-            run.nudged.set()
+        for run in self._waiting.get(job_id, ()):
+            run.nudge()
 
     def wake_all(self) -> None:
         """Notifications may have gone unheard."""
-        for run in self._waiting.values():
-            run.nudged.set()
+        for job_id in self._waiting:
+            self.wake(job_id)
 
     async def serve(self) -> None:
         """Look after all waits, for ever: one query for those that have ended."""
@@ -109,7 +122,7 @@ class Waits(Books):
                     self.wake(job_id)
 
     async def _over(self) -> list[int]:
-        attempts = [run.attempt for run in self._waiting.values()]
+        attempts = {run.attempt for runs in self._waiting.values() for run in runs}
         parameters = {"ids": [a.id for a in attempts], "leases": [a.run_lease for a in attempts]}
         async with self._maker.begin() as session:
             return list((await session.scalars(_OVER, parameters)).all())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -259,6 +263,21 @@ def test_a_payload_that_is_too_much_for_the_policy_changes_nothing(
     assert resolve_callback(session, token.id, {"a": [], "s": ""}, default=COMPLETE).outcome == "completed"
 
 
+@in_one_world
+@pytest.mark.parametrize("depth", [990, 50_000])
+def test_a_payload_that_is_nested_too_deep_is_refused(session: Session, database: Database, depth: int) -> None:
+    _, token = waiting(session, filter="true")
+    nest: Any = []
+    for _ in range(depth):
+        nest = [nest]
+    with pytest.raises(InvalidJob) as by_policy:
+        resolve_callback(session, token.id, nest, default=COMPLETE)
+    with pytest.raises(InvalidJob) as directly:
+        complete_external(session, token.id, nest)
+    assert (by_policy.value.field, directly.value.field) == ("payload", "payload")
+    assert resolve_callback(session, token.id, [], default=COMPLETE).outcome == "completed"
+
+
 def test_a_nest_that_ends_the_process_is_an_answer_all_the_same() -> None:
     nest: Any = []
     for _ in range(900):
@@ -285,21 +304,66 @@ def _ask_raw(line: bytes) -> None:
         evaluator._ended(child)
 
 
-def test_threads_ask_at_the_same_time_and_one_process_is_kept() -> None:
+def test_many_threads_ask_at_the_same_time_and_few_processes_answer_and_are_kept() -> None:
     mine = Evaluator()
     answers: list[Any] = []
-    threads = [threading.Thread(target=lambda: answers.append(mine.ask({"check": "payload ="}))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(answers) == 4
-    assert len(mine._idle) == 1
-    [kept] = mine._idle
+    for _ in range(2):
+        threads = [threading.Thread(target=lambda: answers.append(mine.ask({"check": "payload ="}))) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert (len(answers), None in answers) == (32, False)
+    kept = list(mine._idle)
+    assert 1 <= len(kept) <= evaluator.MOST
     assert mine.ask({"check": "true"}) is None
-    assert mine._idle == [kept]
+    assert set(mine._idle) == set(kept)
     mine.close()
-    assert (mine._idle, kept.poll() is None) == ([], False)
+    assert (mine._idle, [child.poll() is None for child in kept]) == ([], [False] * len(kept))
+
+
+SLOW: dict[str, Any] = {
+    "policy": {
+        "filter": None,
+        "on_fail": "payload.a.all(x, payload.a.all(y, x + y >= 0))",
+        "on_complete": None,
+        "transform": None,
+    },
+    "completes": True,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_whole_group_is_no_verdict(number: signal.Signals) -> None:
+    mine = Evaluator()
+    assert mine.ask({"check": "true"}) is None
+    [child] = mine._idle
+    question = SLOW | {"payload": {"a": list(range(400))}}
+    timer = threading.Timer(0.02, child.send_signal, [number])
+    timer.start()
+    assert mine.ask(question) == {"says": "fail"}
+    timer.join()
+    assert mine.ask(question) == {"says": "fail"}
+    assert mine._idle == [child]
+    mine.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "alarm"), reason="needs alarms")
+def test_a_question_ends_also_when_nobody_is_left_to_end_it() -> None:
+    child = evaluator._started()
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(SLOW | {"payload": {"a": list(range(20_000))}}).encode() + b"\n")
+    evaluator._close_pipes(child)
+    assert child.wait(30) == -signal.SIGALRM
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the address space can be limited, and is not always")
+def test_a_process_may_be_limited_further_from_outside() -> None:
+    code = "from awa_sqla.cel.evaluator import EVALUATOR; print(EVALUATOR.ask({'check': 'true'}))"
+    command = f'ulimit -v 900000; exec "{sys.executable}" -c "{code}"'
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
 
 
 def test_a_process_that_was_killed_is_replaced() -> None:

@@ -266,6 +266,14 @@ def test_a_savepoint_of_the_app_is_the_apps(web: Web, database: Database) -> Non
     assert traces(database, waiting)[:2] == (["stays"], "completed")
 
 
+def test_a_savepoint_that_is_left_open_is_a_mistake(web: Web, database: Database) -> None:
+    """`after` could roll it back, and the verb with it, under an answer that says it is done."""
+    web.serve(before=web.hook(lambda session, call: session.begin_nested()))
+    waiting = web.parked()
+    assert web.post(waiting, "complete", BODY).is_problem(500, "internal")
+    assert traces(database, waiting) == ([], "waiting_external", 0, 0, [])
+
+
 def test_the_apps_code_sees_the_call_and_the_job(web: Web) -> None:
     seen: list[Any] = []
     web.serve(

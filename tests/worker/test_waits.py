@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -417,3 +418,143 @@ def test_a_follow_up_that_raises_is_owed_and_the_handler_waits_all_the_same(stag
     [owed] = stage.obligations()
     assert (owed.job_id, owed.outcome, owed.spec) == (job, "waiting_for_callback", "broken")
     assert "of the spec" in owed.last_error
+
+
+def test_a_wait_that_is_given_up_leaves_the_next_one_alone(stage: Any) -> None:
+    """Cancelled and not awaited: it puts its row right while the next wait begins."""
+    tokens = []
+
+    async def handler(ctx: Any) -> Any:
+        token = await ctx.register_callback(timeout=HOUR)
+        first = ctx.wait_for_callback(token)
+        await stage.until(lambda: stage.states() == ["waiting_external"])
+        first.cancel()
+        tokens.append(token)
+        return await ctx.wait_for_callback(token)
+
+    stage.app.task(Pay)(handler)
+    stage.enqueue(Pay())
+
+    async def answer(_: Any) -> None:
+        await stage.until(lambda: tokens)
+        await asyncio.sleep(1)
+        assert stage.states() == ["waiting_external"]
+        await asyncio.to_thread(resume, stage, tokens[0], "late")
+
+    stage.play(during=answer)
+    assert stage.jobs()[0].result == "late"
+
+
+def test_of_two_waits_at_once_one_may_end_before_the_other(stage: Any) -> None:
+    tokens = []
+
+    async def handler(ctx: Any) -> Any:
+        async def reminded() -> str:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await ctx.wait_for_callback(token)
+            assert stage.states() == ["waiting_external"]
+            tokens.append(token)
+            return "reminded"
+
+        token = await ctx.register_callback(timeout=HOUR)
+        return await asyncio.gather(ctx.wait_for_callback(token), reminded(), ctx.wait_for_callback(token))
+
+    stage.app.task(Pay)(handler)
+    stage.enqueue(Pay(), deadline=timedelta(seconds=1))
+
+    async def answer(_: Any) -> None:
+        await stage.until(lambda: tokens)
+        await asyncio.sleep(1.5)
+        await asyncio.to_thread(resume, stage, tokens[0], "paid")
+
+    stage.play(during=answer)
+    [row] = stage.jobs()
+    assert (row.result, row.attempt) == (["paid", "reminded", "paid"], 1)
+
+
+def test_an_attempt_that_has_ended_does_not_take_the_next_ones_wait(stage: Any) -> None:
+    """Both run in this worker: the old one's thread has not noticed yet that its job was taken away."""
+    tokens: list[CallbackToken] = []
+    noticed = threading.Event()
+    errors = []
+
+    def handler(ctx: Any) -> Any:
+        token = ctx.register_callback(timeout=HOUR)
+        tokens.append(token)
+        if len(tokens) == 1:
+            noticed.wait(30)
+            with pytest.raises(StaleJobError) as caught:
+                ctx.wait_for_callback(token)
+            errors.append(caught.value)
+        return ctx.wait_for_callback(token)
+
+    stage.app.task(Pay)(handler)
+    stage.enqueue(Pay())
+
+    async def answer(_: Any) -> None:
+        await stage.until(lambda: tokens)
+        stage.sql("UPDATE awa.jobs_hot SET state = 'available', callback_id = NULL, callback_timeout_at = NULL")
+        await stage.until(lambda: stage.states() == ["waiting_external"])
+        noticed.set()
+        await stage.until(lambda: errors)
+        await asyncio.to_thread(resume, stage, tokens[1], "paid")
+
+    stage.play(during=answer)
+    assert stage.jobs()[0].result == "paid"
+
+
+def test_a_thread_that_waits_again_is_interrupted_again(stage: Any) -> None:
+    errors: list[Exception] = []
+
+    def handler(ctx: Any) -> Any:
+        token = ctx.register_callback(timeout=HOUR)
+        for _ in range(3):
+            try:
+                return ctx.wait_for_callback(token)
+            except Exception as exc:
+                errors.append(exc)
+        raise errors[-1]
+
+    stage.app.task(Pay)(handler)
+    stage.enqueue(Pay())
+    worker = stage.play(lambda: stage.states() == ["waiting_external"], grace=timedelta(seconds=0.1))
+    assert (len(errors), worker.abandoned) == (3, 0)
+    assert [(row.state, row.attempt) for row in stage.jobs()] == [("scheduled", 0)]
+
+
+def test_a_thread_whose_job_is_cancelled_gets_a_stale_job_error(stage: Any) -> None:
+    handler = Handler(stage, "def", once)
+    [job] = stage.enqueue(Pay())
+
+    async def from_outside(_: Any) -> None:
+        await handler.waiting()
+        with stage.sessions.begin() as session:
+            cancel(session, job, reason="changed my mind")
+        await stage.until(lambda: handler.errors)
+
+    stage.play(during=from_outside)
+    assert [(type(error), error.state) for error in handler.errors] == [(StaleJobError, "cancelled")]  # type: ignore[attr-defined]
+
+
+def test_a_task_that_its_handler_has_left_behind_waits_for_nothing(stage: Any) -> None:
+    left: list[asyncio.Task[Any]] = []
+
+    async def handler(ctx: Any) -> None:
+        async def later() -> Any:
+            await stage.until(lambda: stage.states() == ["completed"])
+            await asyncio.sleep(0.2)
+            return await ctx.wait_for_callback(token)
+
+        token = await ctx.register_callback(timeout=HOUR)
+        left.append(asyncio.create_task(later()))
+
+    stage.app.task(Pay)(handler)
+    stage.enqueue(Pay())
+
+    async def during(_: Any) -> None:
+        await stage.until(lambda: left)
+        with pytest.raises(StaleJobError):
+            await left[0]
+
+    stage.play(during=during)
