@@ -114,7 +114,7 @@ class Worker:
         await self._engines.check()
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
-        self._waits = Waits(self._maker, self._flight, self._patience)
+        self._waits = Waits(self._maker, self._flight, lambda: min(POLL, self._patience()))
         self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
         self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
         self._prepare_bodies()
