@@ -68,11 +68,12 @@ class Waits(Books):
                 nudged = run.nudged  # before the look, so that none is missed
                 answer = await self.attend(attempt, token)
             while answer is None:
-                if run.stop_reason is not None:
+                if run.stop_reason is None:
+                    await nudged.wait()
+                    nudged = run.nudged
+                answer = await self.look(attempt, token)  # also says when the job has ended, whatever the reason
+                if answer is None and run.stop_reason is not None:
                     raise WaitInterruptedError(run.stop_reason)
-                await nudged.wait()
-                nudged = run.nudged
-                answer = await self.look(attempt, token)
         except StaleJobError:
             raise
         except BaseException:
