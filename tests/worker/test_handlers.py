@@ -65,56 +65,57 @@ def test_a_handler_completes_its_job_and_its_result_is_stored(stage, road):
     assert job.heartbeat_at is job.deadline_at is None
 
 
-@pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize(
-    "error",
-    [
+ERRORS = {
+    type(error).__name__: error
+    for error in (
         ValueError("boom"),
         SystemExit(3),
         KeyboardInterrupt(),
         asyncio.CancelledError(),
         GeneratorExit(),
         StopIteration(1),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-def test_whatever_a_handler_raises_ends_its_attempt_and_not_the_worker(stage, road, error):
-    def act(ctx):
-        if ctx.args.text == "bad":
-            raise error
-
-    register(stage.app, road, act)
-    stage.enqueue(Work(text="bad"), Work(text="good"))
-    stage.play()
-    bad, good = stage.jobs()
-    assert (bad.state, bad.attempt, len(bad.errors)) == ("failed", 2, 2)
-    assert [entry["attempt"] for entry in bad.errors] == [1, 2]
-    assert good.state == "completed"
+    )
+}
 
 
 @pytest.mark.parametrize("road", ROADS)
-@pytest.mark.parametrize(
-    ("returned", "says"),
-    [
-        (object(), "result: is a object"),
-        (RetryAfter, "is the class RetryAfter"),
-        (TerminalError, "is the class TerminalError"),
-        (ValueError("x"), "raise it"),
-        ({"x": float("nan")}, "result.x: is nan"),
-        ({"x": ["\x00"]}, "result.x[0]: contains a NUL"),
-        ("x" * (1 << 20), "at most 1048576"),
-    ],
-    ids=["object", "class", "error class", "error", "nan", "nul", "large"],
-)
+def test_whatever_a_handler_raises_ends_its_attempt_and_not_the_worker(stage, road):
+    def act(ctx):
+        if ctx.args.text in ERRORS:
+            raise ERRORS[ctx.args.text]
+
+    register(stage.app, road, act)
+    stage.enqueue(*(Work(text=name) for name in ERRORS), Work(text="good"))
+    stage.play()
+    *bad, good = stage.jobs()
+    for job in bad:
+        assert (job.state, job.attempt, len(job.errors)) == ("failed", 2, 2), job.args
+        assert [entry["attempt"] for entry in job.errors] == [1, 2]
+    assert (len(bad), good.state) == (len(ERRORS), "completed")
+
+
+UNSTORABLE = {
+    "object": (object(), "result: is a object"),
+    "class": (RetryAfter, "is the class RetryAfter"),
+    "error class": (TerminalError, "is the class TerminalError"),
+    "error": (ValueError("x"), "raise it"),
+    "nan": ({"x": float("nan")}, "result.x: is nan"),
+    "nul": ({"x": ["\x00"]}, "result.x[0]: contains a NUL"),
+    "large": ("x" * (1 << 20), "at most 1048576"),
+}
+
+
+@pytest.mark.parametrize("road", ROADS)
 @pytest.mark.case(21)
 @pytest.mark.case(22)
-def test_a_value_that_cannot_be_stored_fails_the_attempt_and_says_so(stage, road, returned, says):
-    register(stage.app, road, lambda ctx: returned)
-    stage.enqueue(Work())
+def test_a_value_that_cannot_be_stored_fails_the_attempt_and_says_so(stage, road):
+    register(stage.app, road, lambda ctx: UNSTORABLE[ctx.args.text][0])
+    stage.enqueue(*(Work(text=name) for name in UNSTORABLE))
     stage.play()
-    (job,) = stage.jobs()
-    assert job.state == "failed"
-    assert says in job.errors[0]["error"]
+    jobs = stage.jobs()
+    assert [job.state for job in jobs] == ["failed"] * len(UNSTORABLE)
+    for job in jobs:
+        assert UNSTORABLE[job.args["text"]][1] in job.errors[0]["error"]
 
 
 @pytest.mark.parametrize("road", ROADS)
