@@ -98,8 +98,9 @@ def _run(guard: str) -> tuple[int, int, str]:
 
 
 @pytest.mark.slow
+@pytest.mark.sabotage
 @pytest.mark.skipif(SABOTAGED, reason="a sabotaged run tests one thing")
-@pytest.mark.parametrize("guard", [*GUARDS, "callback"] if LONG else ["lease", "ledger", "callback"])
+@pytest.mark.parametrize("guard", [*GUARDS, "callback"])
 def test_the_model_is_red_without_a_guard(guard: str) -> None:
     status, violations, output = _run(guard)
     assert (status, violations) == (1, 1), output

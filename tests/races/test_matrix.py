@@ -23,7 +23,7 @@ LONG = int(os.environ.get("AWA_LONG") or 0)
 #: The whole matrix in one world; every so many-th cell in these.  No factor of the number of cells in a row.
 WHOLE = list(WORLDS) if LONG else ["psycopg"]
 SLICED = [] if LONG else ["async-asyncpg", "psycopg2"]
-STEP = 23
+STEP = 7
 
 CELLS = list(cells(long=LONG > 0))
 ROWS = list(dict.fromkeys((cell.start, cell.first) for cell in CELLS))

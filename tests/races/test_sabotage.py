@@ -71,6 +71,7 @@ ROWS = {
 
 
 @pytest.mark.slow
+@pytest.mark.sabotage
 @pytest.mark.parametrize("guard", [*GUARDS, *CALLBACK_GUARDS, *KEY_GUARDS])
 def test_the_matrix_is_red_without_a_guard(guard: str) -> None:
     file, row, violations = ROWS[guard]
