@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, and_, bindparam, column, func, or_, select, update
+from sqlalchemy import BigInteger, and_, bindparam, column, func, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Job
 from awa_sqla.session.guards import MANAGED
-from awa_sqla.session.statements import among, effects, stays_held
+from awa_sqla.session.statements import effects, owned, stays_held
 from awa_sqla.session.table import TRANSITIONS
 
 # One dimension: a result may itself be a list, and would else be taken for a second one.
@@ -27,7 +27,7 @@ _locked = (
     select(Job.id, _held_rows.c.result)
     .join(_held_rows, and_(Job.id == _held_rows.c.id, Job.run_lease == _held_rows.c.run_lease))
     .where(
-        or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)),
+        owned,
         stays_held(JobState.COMPLETED),
     )
     .order_by(Job.id)
@@ -48,7 +48,7 @@ LEFT_OUT = (
     select(Job.id, Job.run_lease)
     .where(
         Job.id == func.any(bindparam("ids", type_=ARRAY(BigInteger))),
-        or_(among(Job.state, TRANSITIONS["complete"].sources), Job.attended_at.is_not(None)),
+        owned,
     )
     .order_by(Job.id)
 )

@@ -24,7 +24,18 @@ from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Job
 from awa_sqla.models.records import Queue
 from awa_sqla.session.statements import LOCK as HELD_LOCK
-from awa_sqla.session.statements import NOW, OPTIONS, among, effects, held, keeps_dead_letters, seconds, stays, wake
+from awa_sqla.session.statements import (
+    NOW,
+    OPTIONS,
+    among,
+    effects,
+    held,
+    keeps_dead_letters,
+    owned,
+    seconds,
+    stays,
+    wake,
+)
 from awa_sqla.session.table import CALLBACK_COLUMNS, TRANSITIONS, Transition
 
 _callback = bindparam("callback", type_=Uuid)
@@ -150,10 +161,7 @@ def _retry(*conditions: ColumnElement[bool]) -> Any:
     )
 
 
-_resumable = and_(
-    called(TRANSITIONS["resume_external"]),
-    or_(among(Job.state, (JobState.RUNNING,)), Job.attended_at.is_not(None)),
-)
+_resumable = and_(called(TRANSITIONS["resume_external"]), owned)
 LOCK_RESUMABLE = LOCK.where(_resumable)
 
 

@@ -100,6 +100,10 @@ def stays_held(new: JobState) -> ColumnElement[bool]:
     return and_(stays(JobState.RUNNING, new), or_(Job.attended_at.is_(None), stays(JobState.WAITING_EXTERNAL, new)))
 
 
+#: A job that is some attempt's own: it runs, or its handler attends the callback that it waits for.
+owned = or_(among(Job.state, (JobState.RUNNING,)), Job.attended_at.is_not(None))
+
+
 def effects(transition: Transition) -> dict[str, Any]:
     """The SET of a transition that stays in its table."""
     values: dict[str, Any] = {"state": literal_column(f"'{transition.target.value}'")}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import bindparam, column, func, select
@@ -25,23 +26,23 @@ from awa_sqla.worker.finalize import insisting
 GATHER = 0.005
 
 
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims, the same for all queues of a worker: over which engine, as whom, how many at a time at the most, and
+    whether an attempt is known to be its own."""
+
+    engine: AsyncEngine
+    worker_id: str
+    batch: int
+    in_flight: Callable[[Attempt], bool]
+
+
 class QueueLoop:
     """Claims for one queue and starts what it claimed."""
 
-    def __init__(
-        self,
-        name: str,
-        config: QueueConfig,
-        engine: AsyncEngine,
-        worker_id: str,
-        batch: int,
-        in_flight: Callable[[Attempt], bool],
-    ) -> None:
+    def __init__(self, name: str, config: QueueConfig, claimant: Claimant) -> None:
         self.name = name
-        self._engine = engine
-        self._worker_id = worker_id
-        self._batch = batch
-        self._in_flight = in_flight
+        self._claimant = claimant
         self._capacity = config.concurrency
         self._busy = 0
         self._wake = asyncio.Event()
@@ -73,7 +74,7 @@ class QueueLoop:
             self._wake.clear()
             if self._stopping:
                 return
-            wanted = min(self._capacity - self._busy, self._batch)
+            wanted = min(self._capacity - self._busy, self._claimant.batch)
             if wanted <= 0:
                 continue  # the next release wakes us
             rows = await self._claim_surely(wanted)
@@ -99,18 +100,18 @@ class QueueLoop:
         if in_doubt:
             known = {one.attempt for one in claimed}
             ours = await insisting(self._ours)
-            claimed += [one for one in ours if one.attempt not in known and not self._in_flight(one.attempt)]
+            claimed += [one for one in ours if one.attempt not in known and not self._claimant.in_flight(one.attempt)]
         return claimed
 
     async def _ours(self) -> list[Claimed]:
-        parameters: dict[str, Any] = {"in_queue": self.name, "by_worker": self._worker_id}
-        async with self._engine.begin() as connection:
+        parameters: dict[str, Any] = {"in_queue": self.name, "by_worker": self._claimant.worker_id}
+        async with self._claimant.engine.begin() as connection:
             rows: Sequence[Sequence[Any]] = (await connection.execute(RUNNING_ROWS, parameters)).all()
         return list(map(Claimed, rows))
 
     async def _claim(self, limit: int) -> list[Claimed]:
-        parameters: dict[str, Any] = {"in_queue": self.name, "limit": limit, "by_worker": self._worker_id}
-        async with self._engine.begin() as connection:
+        parameters: dict[str, Any] = {"in_queue": self.name, "limit": limit, "by_worker": self._claimant.worker_id}
+        async with self._claimant.engine.begin() as connection:
             rows: Sequence[Sequence[Any]] = (await connection.execute(CLAIM_ROWS, parameters)).all()
         return sorted(map(Claimed, rows), key=lambda claimed: claimed.urgency)
 

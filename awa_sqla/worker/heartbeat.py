@@ -27,7 +27,7 @@ from awa_sqla.models.records import Queue, RuntimeInstance
 from awa_sqla.session import catalogue
 from awa_sqla.session.guards import MANAGED
 from awa_sqla.session.specs import Spec
-from awa_sqla.session.statements import NOW, among
+from awa_sqla.session.statements import NOW, among, owned
 from awa_sqla.worker.config import QueueConfig
 
 log = logging.getLogger("awa_sqla.worker")
@@ -43,7 +43,7 @@ _own = and_(Job.id == _flight.c.id, Job.run_lease == _flight.c.run_lease)
 _mine = (
     select(Job.id)
     .join(_flight, _own)
-    .where(or_(among(Job.state, (JobState.RUNNING,)), Job.attended_at.is_not(None)))
+    .where(owned)
     .order_by(Job.id)
     .with_for_update(of=Job, key_share=True, skip_locked=True)
     .cte("mine")
@@ -61,10 +61,7 @@ LOST = (
         Job,
         and_(
             _own,
-            or_(
-                among(Job.state, (JobState.RUNNING, JobState.COMPLETED, JobState.FAILED)),
-                Job.attended_at.is_not(None),
-            ),
+            or_(owned, among(Job.state, (JobState.COMPLETED, JobState.FAILED))),
         ),
     )
     .where(Job.id.is_(None))
@@ -72,12 +69,15 @@ LOST = (
 
 
 class Identity:
-    """What this process says of itself in `runtime_instances`."""
+    """What this process says of itself: its row in `runtime_instances`, and in the catalogue the specs that it has."""
 
-    def __init__(self, worker_id: str, version: str, queues: Sequence[str], kinds: Sequence[str]) -> None:
+    def __init__(
+        self, worker_id: str, version: str, queues: Sequence[str], kinds: Sequence[str], specs: Sequence[Spec]
+    ) -> None:
         self.worker_id = worker_id
         self.unknown_kinds: dict[str, int] = {}
         self.stopping = False
+        self._specs = [(spec.kind, spec.outcome, spec.name) for spec in specs]
         self._fixed: dict[str, Any] = {
             "id": worker_id,
             "role": "worker",
@@ -89,7 +89,7 @@ class Identity:
         }
 
     def write(self, session: Session) -> None:
-        """Insert or refresh the row."""
+        """Insert or refresh it all."""
         stopping = NOW if self.stopping else None
         seen = {"unknown_kinds": self.unknown_kinds, "stopping_at": stopping}
         session.execute(
@@ -97,6 +97,7 @@ class Identity:
             .values(**self._fixed, **seen)
             .on_conflict_do_update(index_elements=[RuntimeInstance.id], set_={**seen, "last_seen": NOW})
         )
+        catalogue.publish(session, self._specs)
 
 
 def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
@@ -124,14 +125,12 @@ class Heart:
         self,
         engine: Engine,
         identity: Identity,
-        specs: Sequence[Spec],
         interval: timedelta,
         in_flight: Callable[[], list[Attempt]],
         lost: Callable[[list[Attempt]], None],
     ) -> None:
         self._engine = engine
         self._identity = identity
-        self._specs = [(spec.kind, spec.outcome, spec.name) for spec in specs]
         self._interval = interval.total_seconds()
         self._in_flight = in_flight
         self._lost = lost
@@ -191,4 +190,3 @@ class Heart:
                 self._lost(gone)
         with Session(self._engine) as session, session.begin():
             self._identity.write(session)
-            catalogue.publish(session, self._specs)

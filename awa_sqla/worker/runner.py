@@ -25,14 +25,13 @@ from sqlalchemy.orm import sessionmaker
 
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
-from awa_sqla.session import catalogue
 from awa_sqla.session.events import Started
 from awa_sqla.session.happenings import Happening
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import Queues, WorkerOptions
-from awa_sqla.worker.dispatch import QueueLoop, queues_with_work
+from awa_sqla.worker.dispatch import Claimant, QueueLoop, queues_with_work
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
@@ -120,23 +119,17 @@ class Worker:
         self._prepare_bodies()
         if self._app.lifespan is not None:
             self._state = await self._stack.enter_async_context(self._app.lifespan_context())
-        specs = self._app.follow_ups.specs
-        self._identity = Identity(self.id, self._app.version, sorted(self._queues), self._app.tasks.kinds)
+        self._identity = Identity(
+            self.id, self._app.version, sorted(self._queues), self._app.tasks.kinds, self._app.follow_ups.specs
+        )
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
             await session.run_sync(self._identity.write)
-            await session.run_sync(catalogue.publish, [(s.kind, s.outcome, s.name) for s in specs])
         self._finalizer = Finalizer(self._maker, self._acknowledged)
-        self._loops = {
-            name: QueueLoop(
-                name, config, self._engines.book, self.id, self._options.claim_batch, self._flight.__contains__
-            )
-            for name, config in self._queues.items()
-        }
+        claimant = Claimant(self._engines.book, self.id, self._options.claim_batch, self._flight.__contains__)
+        self._loops = {name: QueueLoop(name, config, claimant) for name, config in self._queues.items()}
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
-        self._heart = Heart(
-            self._engines.heart, self._identity, specs, self._options.heartbeat, self._attempts, self._lost
-        )
+        self._heart = Heart(self._engines.heart, self._identity, self._options.heartbeat, self._attempts, self._lost)
         await asyncio.to_thread(self._heart.first_beat)
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
