@@ -3,6 +3,7 @@
 The fixtures are in `tests.databases`.  A run without PostgreSQL fails; it is no green run of skipped tests.
 """
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -33,6 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
         find_binaries()
     except PostgresUnavailable as exc:
         raise pytest.UsageError(f"the tests need PostgreSQL. {exc.message(SERVER_VARIABLE)}") from None
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: later collections of garbage, of which some tests ask for one each, pass over it."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
