@@ -40,10 +40,14 @@ class Queue(AwaBase):
     declared_deadline_seconds: Mapped[float | None] = mapped_column(Float)
     declared_poll_seconds: Mapped[float | None] = mapped_column(Float)
     declared_dead_letters: Mapped[bool | None] = mapped_column(Boolean)
+    declared_rate_per_second: Mapped[float | None] = mapped_column(Float)
+    declared_rate_burst: Mapped[int | None] = mapped_column(Integer)
     override_concurrency: Mapped[int | None] = mapped_column(Integer)
     override_deadline_seconds: Mapped[float | None] = mapped_column(Float)
     override_poll_seconds: Mapped[float | None] = mapped_column(Float)
     override_dead_letters: Mapped[bool | None] = mapped_column(Boolean)
+    override_rate_per_second: Mapped[float | None] = mapped_column(Float)
+    override_rate_burst: Mapped[int | None] = mapped_column(Integer)
     paused_at: Mapped[datetime | None] = mapped_column(Moment)
     paused_by: Mapped[str | None] = mapped_column(Text)
     pause_reason: Mapped[str | None] = mapped_column(Text)
@@ -52,6 +56,11 @@ class Queue(AwaBase):
     __table_args__ = (
         CheckConstraint("length(queue) BETWEEN 1 AND 200", name="ck_queue_meta_queue"),
         CheckConstraint("paused_until IS NULL OR paused_at IS NOT NULL", name="ck_queue_meta_paused"),
+        CheckConstraint(
+            "declared_rate_per_second > 0 AND declared_rate_burst >= 1 AND override_rate_per_second > 0 "
+            "AND override_rate_burst >= 1",
+            name="ck_queue_meta_rates",
+        ),
     )
 
 
@@ -139,6 +148,9 @@ class RuntimeInstance(AwaBase):
     queues: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     kinds: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     unknown_kinds: Mapped[dict[str, int]] = mapped_column(Json, server_default=text("'{}'"))
+    concurrency: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    running: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    listening: Mapped[bool] = mapped_column(Boolean, server_default=text("false"))
     started_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
     last_seen: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
     stopping_at: Mapped[datetime | None] = mapped_column(Moment)

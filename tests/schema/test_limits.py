@@ -64,6 +64,12 @@ QUEUE_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ("paused", {"paused_at": _NOW, "paused_until": _NOW}, True),
     ("paused", {"paused_at": _NOW}, True),
     ("paused", {"paused_until": _NOW}, False),
+    ("rates", {"declared_rate_per_second": 0.001, "declared_rate_burst": 1}, True),
+    ("rates", {"declared_rate_per_second": 0}, False),
+    ("rates", {"declared_rate_burst": 0}, False),
+    ("rates", {"override_rate_per_second": 0.001, "override_rate_burst": 1}, True),
+    ("rates", {"override_rate_per_second": 0}, False),
+    ("rates", {"override_rate_burst": 0}, False),
 ]
 
 

@@ -7,10 +7,10 @@ down_revision = "app_tables"
 
 
 def upgrade() -> None:
-    """Install version 4."""
-    op.awa_migrate(from_=0, to=4, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    """Install version 5."""
+    op.awa_migrate(from_=0, to=5, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def downgrade() -> None:
     """Take it away again."""
-    op.awa_migrate(from_=4, to=0, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    op.awa_migrate(from_=5, to=0, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
