@@ -85,7 +85,7 @@ from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progr
 from awa_sqla.signing import callback_url, sign_callback, verify_callback
 from awa_sqla.states import LIVE_STATES
 from awa_sqla.unique import Unique
-from awa_sqla.worker import Cancel, JobContext, QueueConfig, RetryAfter, Snooze, WaitForCallback, Worker
+from awa_sqla.worker import Cancel, JobContext, QueueConfig, RateLimit, RetryAfter, Snooze, WaitForCallback, Worker
 
 __version__ = "0.1.0"
 
@@ -126,6 +126,7 @@ __all__ = [
     "LIVE_STATES",
     "Outcome",
     "QueueConfig",
+    "RateLimit",
     "RescueReason",
     "Rescued",
     "Resolution",

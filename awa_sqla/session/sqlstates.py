@@ -6,8 +6,15 @@ from sqlalchemy.exc import DBAPIError
 
 #: A lock that was not had within lock_timeout.
 LOCK_NOT_AVAILABLE = "55P03"
+#: A write on a server, or in a transaction, that only reads.
+READ_ONLY = "25006"
 
 
 def sqlstate(error: DBAPIError) -> str | None:
     """PostgreSQL's code for an error."""
-    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    return driver_sqlstate(error.orig)
+
+
+def driver_sqlstate(error: object) -> str | None:
+    """The same of what a driver itself raised."""
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)

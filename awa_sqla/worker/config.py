@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,6 +14,31 @@ from sqlalchemy.orm import Session, sessionmaker
 from awa_sqla import limits
 from awa_sqla.errors import ConfigurationError, InvalidJob
 
+#: Attempts at a time of one queue in one process.
+CONCURRENCY = 100_000
+#: Jobs in a second: one in about three hours, and more than one process can begin.
+LOWEST_RATE, HIGHEST_RATE = 0.0001, 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """At most `per_second` jobs of a queue begin in a second, on average, in each process; at most `burst` at once.
+
+    `per_second` may be a fraction (0.1 is one in ten seconds). Left out, `burst` is `per_second` rounded up. Attempts
+    count, retries too. A token bucket: it starts full.
+    """
+
+    per_second: float
+    burst: int = 0
+
+    def __post_init__(self) -> None:
+        rate: Any = self.per_second
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not LOWEST_RATE <= rate <= HIGHEST_RATE:
+            raise InvalidJob("per_second", f"must be a number from {LOWEST_RATE} to {HIGHEST_RATE}, not {rate!r}")
+        if self.burst == 0:
+            object.__setattr__(self, "burst", math.ceil(self.per_second))
+        limits.integer("burst", self.burst, 1, HIGHEST_RATE)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueConfig:
@@ -20,20 +46,24 @@ class QueueConfig:
 
     `concurrency`: attempts at a time in this process (50). `deadline`: longest run of one attempt, for jobs
     without their own (none). `poll_interval`: how often to look for work when there is no listener (0.2 s).
-    `dead_letters`: keep jobs that failed for good as dead letters for an operator (no). Workers write these as the
-    queue's declared settings when they start.
+    `rate_limit`: how fast jobs may begin in this process (as fast as they can). `dead_letters`: keep jobs that failed
+    for good as dead letters for an operator (no). Workers write these as the queue's declared settings when they
+    start, and follow what an operator overrides within 2 s, or the poll interval if that is longer.
     """
 
     concurrency: int = 50
     deadline: timedelta | None = None
     poll_interval: timedelta = timedelta(milliseconds=200)
+    rate_limit: RateLimit | None = None
     dead_letters: bool = False
 
     def __post_init__(self) -> None:
-        limits.integer("concurrency", self.concurrency, 1, 100_000)
+        limits.integer("concurrency", self.concurrency, 1, CONCURRENCY)
         limits.duration("poll_interval", self.poll_interval)
         if self.deadline is not None:
             limits.duration("deadline", self.deadline)
+        if self.rate_limit is not None and not isinstance(self.rate_limit, RateLimit):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidJob("rate_limit", f"must be a RateLimit(...), not {limits.type_name(self.rate_limit)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,19 @@ last claim was full. Claims are plain rows on a connection, committed before any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import bindparam, column, func, select
-from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from awa_sqla.models.job import Attempt, Job
-from awa_sqla.session.statements import AS_OF, CLAIM_ROWS, RUNNING_ROWS, among
-from awa_sqla.session.table import TRANSITIONS
+from awa_sqla.models.job import Attempt
+from awa_sqla.session.statements import CLAIM_ROWS, RUNNING_ROWS
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import QueueConfig
 from awa_sqla.worker.finalize import insisting
+from awa_sqla.worker.pace import Pace
+from awa_sqla.worker.survey import Settings
 
 #: Seconds that a busy queue waits for more free slots before it claims again.
 GATHER = 0.005
@@ -34,7 +33,7 @@ class Claimant:
     engine: AsyncEngine
     worker_id: str
     batch: int
-    in_flight: Callable[[Attempt], bool]
+    in_flight: Container[Attempt]
 
 
 class QueueLoop:
@@ -43,8 +42,11 @@ class QueueLoop:
     def __init__(self, name: str, config: QueueConfig, claimant: Claimant) -> None:
         self.name = name
         self._claimant = claimant
-        self._capacity = config.concurrency
-        self._busy = 0
+        self._pace = Pace(config.rate_limit)
+        self._refill: asyncio.TimerHandle | None = None
+        #: How many attempts at a time, and how many there are.
+        self.capacity, self.busy = config.concurrency, 0
+        self.poll_interval = config.poll_interval.total_seconds()
         self._wake = asyncio.Event()
         self._wake.set()
         self._stopping = False
@@ -54,13 +56,20 @@ class QueueLoop:
         self._stopping = True
         self._wake.set()
 
+    def follow(self, settings: Settings, capacity: int) -> None:
+        """Go on under other settings. Attempts that run beyond a lower capacity end by themselves."""
+        if capacity > self.capacity:
+            self._wake.set()
+        self.capacity, self.poll_interval = capacity, settings.poll_interval
+        self._pace.change(settings.rate_limit)
+
     def wake(self) -> None:
         """Look for work now."""
         self._wake.set()
 
     def release(self) -> None:
         """One attempt is acknowledged: its slot is free."""
-        self._busy -= 1
+        self.busy -= 1
         self._wake.set()
 
     async def serve(self, start: Callable[[Claimed], None]) -> None:
@@ -69,20 +78,30 @@ class QueueLoop:
             await self._wake.wait()
             if self._stopping:
                 return
-            if self._busy > self._capacity * 3 // 4:
+            if self.busy > self.capacity * 3 // 4:
                 await asyncio.sleep(GATHER)  # a claim for each freed slot would cost a transaction for each job
             self._wake.clear()
             if self._stopping:
                 return
-            wanted = min(self._capacity - self._busy, self._claimant.batch)
+            wanted = min(self.capacity - self.busy, self._claimant.batch)
             if wanted <= 0:
                 continue  # the next release wakes us
-            rows = await self._claim_surely(wanted)
-            self._busy += len(rows)
+            allowed = self._pace.take(wanted)
+            if allowed == 0:
+                self._wake_later(self._pace.wait())
+                continue
+            rows = await self._claim_surely(allowed)
+            self._pace.give_back(max(allowed - len(rows), 0))
+            self.busy += len(rows)
             for row in rows:
                 start(row)
-            if len(rows) == wanted:
+            if len(rows) >= allowed:
                 self._wake.set()
+
+    def _wake_later(self, seconds: float) -> None:
+        if self._refill is not None:
+            self._refill.cancel()
+        self._refill = asyncio.get_running_loop().call_later(seconds, self._wake.set)
 
     async def _claim_surely(self, limit: int) -> list[Claimed]:
         """Claim, over lost connections; a COMMIT whose answer was lost may have given us jobs all the same."""
@@ -100,7 +119,7 @@ class QueueLoop:
         if in_doubt:
             known = {one.attempt for one in claimed}
             ours = await insisting(self._ours)
-            claimed += [one for one in ours if one.attempt not in known and not self._claimant.in_flight(one.attempt)]
+            claimed += [one for one in ours if one.attempt not in known and one.attempt not in self._claimant.in_flight]
         return claimed
 
     async def _ours(self) -> list[Claimed]:
@@ -114,21 +133,3 @@ class QueueLoop:
         async with self._claimant.engine.begin() as connection:
             rows: Sequence[Sequence[Any]] = (await connection.execute(CLAIM_ROWS, parameters)).all()
         return sorted(map(Claimed, rows), key=lambda claimed: claimed.urgency)
-
-
-_asked = func.unnest(bindparam("queues", type_=ARRAY(TEXT))).table_valued(column("queue", TEXT), name="asked")
-_asked = _asked.render_derived()
-
-#: Which of these queues have due work: one query for all of them, one index probe each.
-WITH_WORK = select(_asked.c.queue).where(
-    select(Job.id)
-    .where(among(Job.state, TRANSITIONS["claim"].sources), Job.queue == _asked.c.queue, Job.run_at <= AS_OF)
-    .correlate(_asked)
-    .exists()
-)
-
-
-async def queues_with_work(engine: AsyncEngine, queues: list[str]) -> list[str]:
-    """The queues among `queues` that have a due job. One query."""
-    async with engine.begin() as connection:
-        return list((await connection.scalars(WITH_WORK, {"queues": queues})).all())

@@ -13,14 +13,13 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 
-from sqlalchemy import BigInteger, Engine, and_, bindparam, column, func, or_, select, update
+from sqlalchemy import BigInteger, Engine, Executable, and_, bindparam, column, delete, func, or_, select, update
 from sqlalchemy.dialects.postgresql import ARRAY, insert
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Attempt, Job
 from awa_sqla.models.records import Queue, RuntimeInstance
@@ -33,6 +32,10 @@ from awa_sqla.worker.config import QueueConfig
 log = logging.getLogger("awa_sqla.worker")
 
 CHUNK = 500
+#: How many unknown kinds are counted.
+KINDS = 100
+#: Seconds between looks for lost leases while no notification would tell of them.
+LOOK = 2.0
 
 _flight = (
     func.unnest(bindparam("ids", type_=ARRAY(BigInteger)), bindparam("leases", type_=ARRAY(BigInteger)))
@@ -75,8 +78,12 @@ class Identity:
         self, worker_id: str, version: str, queues: Sequence[str], kinds: Sequence[str], specs: Sequence[Spec]
     ) -> None:
         self.worker_id = worker_id
+        #: Kinds that came without a handler for them, with how many; of very many kinds, the first.
         self.unknown_kinds: dict[str, int] = {}
         self.stopping = False
+        #: How many attempts it runs at a time at the most, how many now, and whether notifications reach it.
+        self.concurrency, self.running = 0, 0
+        self.listening: Callable[[], bool] = bool
         self._specs = [(spec.kind, spec.outcome, spec.name) for spec in specs]
         self._fixed: dict[str, Any] = {
             "id": worker_id,
@@ -91,13 +98,28 @@ class Identity:
     def write(self, session: Session) -> None:
         """Insert or refresh it all."""
         stopping = NOW if self.stopping else None
-        seen = {"unknown_kinds": self.unknown_kinds, "stopping_at": stopping}
+        seen = {
+            "unknown_kinds": self.unknown_kinds,
+            "concurrency": self.concurrency,
+            "running": self.running,
+            "listening": self.listening(),
+            "stopping_at": stopping,
+        }
         session.execute(
             insert(RuntimeInstance)
             .values(**self._fixed, **seen)
             .on_conflict_do_update(index_elements=[RuntimeInstance.id], set_={**seen, "last_seen": NOW})
         )
         catalogue.publish(session, self._specs)
+
+    def unknown(self, kind: str) -> None:
+        """A job of a kind that has no handler here."""
+        if kind in self.unknown_kinds or len(self.unknown_kinds) < KINDS:
+            self.unknown_kinds[kind] = self.unknown_kinds.get(kind, 0) + 1
+
+    def forget(self, session: Session) -> None:
+        """The process has ended in good order: its row goes."""
+        session.execute(delete(RuntimeInstance).where(RuntimeInstance.id == self.worker_id))
 
 
 def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
@@ -109,6 +131,8 @@ def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
             "declared_deadline_seconds": config.deadline.total_seconds() if config.deadline else None,
             "declared_poll_seconds": config.poll_interval.total_seconds(),
             "declared_dead_letters": config.dead_letters,
+            "declared_rate_per_second": config.rate_limit and config.rate_limit.per_second,
+            "declared_rate_burst": config.rate_limit and config.rate_limit.burst,
         }
         for name, config in sorted(configs.items())
     ]
@@ -118,75 +142,82 @@ def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
     session.execute(statement.on_conflict_do_update(index_elements=[Queue.queue], set_=declared, where=changed))
 
 
+class Beating(Protocol):
+    """What a heart keeps alive. Asked from its thread."""
+
+    def attempts(self) -> list[Attempt]: ...
+
+    def lost(self, attempts: list[Attempt]) -> None: ...
+
+
 class Heart:
     """The thread."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        identity: Identity,
-        interval: timedelta,
-        in_flight: Callable[[], list[Attempt]],
-        lost: Callable[[list[Attempt]], None],
-    ) -> None:
+    def __init__(self, engine: Engine, identity: Identity, interval: timedelta, flight: Beating) -> None:
         self._engine = engine
         self._identity = identity
         self._interval = interval.total_seconds()
-        self._in_flight = in_flight
-        self._lost = lost
+        self._flight = flight
         self._stopping = False
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="awa_sqla heartbeat", daemon=True)
-
-    def first_beat(self) -> None:
-        """Beat once, here and now: a heart that cannot reach the database must be noticed before the first claim.
-
-        Raises `ConfigurationError`.
-        """
-        try:
-            self.beat()
-        except DBAPIError as exc:
-            raise ConfigurationError(
-                f"heartbeats use a connection of their own, and it cannot be had: {exc.orig}. Give the worker a "
-                "database URL that says everything, not an engine with connect_args or a creator"
-            ) from exc
 
     def start(self) -> None:
         """Start beating."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and say a last time that this process is stopping. Blocks for the beat in progress."""
+        """Stop, and take this process out of the list of those that live. Blocks for the beat in progress."""
         self._stopping = True
         self._wake.set()
         self._thread.join()
+        try:
+            with Session(self._engine) as session, session.begin():
+                self._identity.forget(session)
+        except Exception as exc:  # noqa: BLE001 - others see that it is not heard of any more
+            log.warning("this process stays listed among those that live: %s", str(exc).partition("\n")[0])
 
     def soon(self) -> None:
         """Beat now: cancellations may have gone unheard."""
         self._wake.set()
 
     def _run(self) -> None:
+        due = monotonic() + self._interval
         while not self._stopping:
-            self._wake.wait(self._interval)
-            self._wake.clear()
-            self._try_to_beat()
+            left = max(due - monotonic(), 0)
+            if self._wake.wait(left if self._identity.listening() else min(left, LOOK)) or monotonic() >= due:
+                self._wake.clear()
+                self._surely(self.beat)
+                due = monotonic() + self._interval
+            else:
+                self._surely(self.look)
 
-    def _try_to_beat(self) -> None:
+    def _surely(self, act: Callable[[], None]) -> None:
         try:
-            self.beat()
+            act()
         except Exception as exc:  # noqa: BLE001 - the next beat may find the database again
             log.warning("heartbeat failed, next in %.1f s: %s", self._interval, str(exc).partition("\n")[0])
 
     def beat(self) -> None:
         """One beat: a transaction for each 500 attempts, and one for the process itself."""
-        attempts = sorted(self._in_flight())
+        attempts = self._each_chunk(BEAT, LOST)
+        self._identity.running = attempts
+        with Session(self._engine) as session, session.begin():
+            self._identity.write(session)
+
+    def look(self) -> None:
+        """Ask only which leases are lost: a query for each 500 attempts."""
+        self._each_chunk(LOST)
+
+    def _each_chunk(self, *statements: Executable) -> int:
+        """Send the statements, the last of which finds lost leases, for all attempts; how many those are."""
+        attempts = sorted(self._flight.attempts())
         for start in range(0, len(attempts), CHUNK):
             chunk = attempts[start : start + CHUNK]
             parameters = {"ids": [a.id for a in chunk], "leases": [a.run_lease for a in chunk]}
             with Session(self._engine) as session, session.begin():
-                session.execute(BEAT, parameters)
-                gone = [Attempt(*row) for row in session.execute(LOST, parameters)]
-            if gone:
-                self._lost(gone)
-        with Session(self._engine) as session, session.begin():
-            self._identity.write(session)
+                results = [session.execute(statement, parameters) for statement in statements]
+                lost = [Attempt(*row) for row in results[-1]]
+            if lost:
+                self._flight.lost(lost)
+        return len(attempts)

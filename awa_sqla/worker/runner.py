@@ -30,15 +30,18 @@ from awa_sqla.session.happenings import Happening
 from awa_sqla.worker import run as running
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.claimed import Claimed
-from awa_sqla.worker.config import Queues, WorkerOptions
-from awa_sqla.worker.dispatch import Claimant, QueueLoop, queues_with_work
+from awa_sqla.worker.config import CONCURRENCY, Queues, WorkerOptions
+from awa_sqla.worker.dispatch import Claimant, QueueLoop
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.finalize import Finalizer, insisting
+from awa_sqla.worker.flight import Flight
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.lanes import Lanes
-from awa_sqla.worker.listen import Listener
+from awa_sqla.worker.listen import Listener, notify
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
+from awa_sqla.worker.pools import most_served
 from awa_sqla.worker.run import Run
+from awa_sqla.worker.survey import rationed, survey
 from awa_sqla.worker.transaction import around, async_around
 from awa_sqla.worker.waits import Waits
 
@@ -70,11 +73,9 @@ class Worker:
         self.finished = 0
         self._concurrency = sum(config.concurrency for config in self._queues.values())
         self._engines = Engines(given, self._concurrency)
-        self._flight: dict[Attempt, Run] = {}
+        self._flight = Flight()
         self._bodies: dict[str, running.Body] = {}
         self._stop = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
         self._state: Any = None
 
     async def __aenter__(self) -> Self:
@@ -102,8 +103,7 @@ class Worker:
 
     def interrupt(self) -> None:
         """Do not wait for grace: ask every running handler to stop now."""
-        for run in list(self._flight.values()):
-            run.stop(running.SHUTDOWN)
+        self._flight.stop(running.SHUTDOWN)
 
     # ------------------------------------------------------------- start
 
@@ -114,25 +114,27 @@ class Worker:
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
         self._waits = Waits(self._maker, self._flight, lambda: min(POLL, self._patience()))
-        self._threads = ThreadPoolExecutor(max(self._concurrency, 1), thread_name_prefix="awa_sqla")
+        self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="awa_sqla")  # no more than there are slots
         self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
-        self._prepare_bodies()
+        await self._prepare_bodies()
         if self._app.lifespan is not None:
             self._state = await self._stack.enter_async_context(self._app.lifespan_context())
         self._identity = Identity(
             self.id, self._app.version, sorted(self._queues), self._app.tasks.kinds, self._app.follow_ups.specs
         )
+        self._identity.concurrency = self._concurrency
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
             await session.run_sync(self._identity.write)
         self._finalizer = Finalizer(self._maker, self._acknowledged)
-        claimant = Claimant(self._engines.book, self.id, self._options.claim_batch, self._flight.__contains__)
+        claimant = Claimant(self._engines.book, self.id, self._options.claim_batch, self._flight)
         self._loops = {name: QueueLoop(name, config, claimant) for name, config in self._queues.items()}
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
-        self._heart = Heart(self._engines.heart, self._identity, self._options.heartbeat, self._attempts, self._lost)
-        await asyncio.to_thread(self._heart.first_beat)
+        self._heart = Heart(self._engines.heart, self._identity, self._options.heartbeat, self._flight)
+        await asyncio.to_thread(self._heart.beat)
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
+        await self._survey()
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
         self._stack.callback(self._finalizer.close)
         self._spawn(self._finalizer.serve)
@@ -143,8 +145,9 @@ class Worker:
         self._listener: Listener | None = None
         if self._options.notify:
             url = self._engines.libpq_url(self._options.listen_url)
-            self._listener = Listener(url, self._engines.channel, self._heard)
-            self._spawn(self._listener.serve)
+            self._listener = listener = Listener(url, self._engines.channel, self._heard, self._ring)
+            self._identity.listening = lambda: listener.healthy
+            self._spawn(listener.serve)
         self._spawn(self._poll)
         self._spawn(self._waits.serve)
         self._lanes = Lanes(self._maker, self._app, self._options.stale_after, self._wake)
@@ -152,21 +155,28 @@ class Worker:
             for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
                 self._spawn(lane)
 
-    def _prepare_bodies(self) -> None:
-        sync, later = self._options.session_factory, self._options.async_session_factory
-        for kind in self._app.tasks.kinds:
-            task = self._app.tasks.named(kind)
+    async def _prepare_bodies(self) -> None:
+        """A body for each task, with a session around the transactional ones; enough connections for all of them."""
+        tasks = [self._app.tasks.named(kind) for kind in self._app.tasks.kinds]
+        factories: dict[bool, Any] = {}
+        for is_async in {task.is_async for task in tasks if task.transactional}:
+            factories[is_async] = self._factory(is_async=is_async)
+            self._app.attach(factories[is_async])
+        for task in tasks:
             if not task.transactional:
-                self._bodies[kind] = task.handler
-            elif task.is_async:
-                later = later or async_sessionmaker(self._engines.async_work(), expire_on_commit=False)
-                self._bodies[kind] = async_around(task, later)
+                self._bodies[task.kind] = task.handler
             else:
-                sync = sync or sessionmaker(self._engines.work())
-                self._bodies[kind] = around(task, sync)
-        for factory in (sync, later):
-            if factory is not None:
-                self._app.attach(factory)
+                wrap: Any = async_around if task.is_async else around
+                self._bodies[task.kind] = wrap(task, factories[task.is_async])
+        self._most = most_served(factories, {name: config.concurrency for name, config in self._queues.items()})
+        if factories:
+            await self._engines.check_room(self._concurrency)
+
+    def _factory(self, *, is_async: bool) -> Any:
+        if is_async:
+            given = self._options.async_session_factory
+            return given or async_sessionmaker(self._engines.async_work(), expire_on_commit=False)
+        return self._options.session_factory or sessionmaker(self._engines.work())
 
     def _spawn(self, serve: Callable[..., Awaitable[None]], *args: Any) -> asyncio.Task[None]:
         """Run a service until the worker ends; one that breaks is reported and started again."""
@@ -195,11 +205,13 @@ class Worker:
         elif payload in self._payloads:
             self._payloads[payload].wake()
         elif (told := _CANCEL.fullmatch(payload)) is not None:
-            run = self._flight.get(Attempt(int(told[1]), int(told[2])))
-            if run is not None:
-                run.stop(running.CANCELLED)
+            self._flight.stop(running.CANCELLED, Attempt(int(told[1]), int(told[2])))
         elif (told := _ANSWERED.fullmatch(payload)) is not None:
             self._waits.wake(int(told[1]))
+
+    async def _ring(self, payload: str) -> None:
+        """Send a payload to the channel, for the listener to hear."""
+        await insisting(lambda: notify(self._engines.book, self._engines.channel, payload))
 
     def _wake(self, queues: frozenset[str]) -> None:
         for name in queues & self._loops.keys():
@@ -209,21 +221,28 @@ class Worker:
         """Seconds until the next look at what notifications should have told."""
         if self._listener is not None and self._listener.healthy:
             return POLL
-        return min(config.poll_interval for config in self._queues.values()).total_seconds()
+        return min(loop.poll_interval for loop in self._loops.values())
 
     async def _poll(self) -> None:
-        names = sorted(self._loops)
         while True:
             await asyncio.sleep(self._patience())
-            found = await insisting(lambda: queues_with_work(self._engines.book, names))
-            self._wake(frozenset(found))
+            await self._survey()
+
+    async def _survey(self) -> None:
+        """Wake the queues that have work, and follow the settings that are in force by now."""
+        found = await insisting(lambda: survey(self._engines.book, list(self._loops)))
+        settings = {one.queue: one.in_force(self._queues[one.queue]) for one in found}
+        numbers = rationed(settings, self._most)
+        for name, in_force in settings.items():
+            self._loops[name].follow(in_force, numbers[name])
+        self._identity.concurrency = sum(numbers.values())
+        self._wake(frozenset(one.queue for one in found if one.has_work))
 
     # ----------------------------------------------------------- running
 
     def _begin(self, claimed: Claimed) -> None:
         run = Run(claimed, self._app.tasks.get(claimed.kind, claimed.args_version))
-        self._flight[run.attempt] = run
-        self._idle.clear()
+        self._flight.add(run)
         left = claimed.seconds_left
         if left is not None:
             run.alarm = self._loop.call_later(left, run.stop, running.OVERDUE)
@@ -246,7 +265,7 @@ class Worker:
         if task is None:
             kind, version = run.claimed.kind, run.claimed.args_version
             log.warning("no task for %r, version %d; job %s is put back for another", kind, version, run.attempt.id)
-            self._identity.unknown_kinds[kind] = self._identity.unknown_kinds.get(kind, 0) + 1
+            self._identity.unknown(kind)
             return PutBack(UNKNOWN)
         try:
             context = run.context(self._waits, self._state, None if task.is_async else self._loop)
@@ -259,32 +278,19 @@ class Worker:
         return await running.perform(run, context, self._bodies[task.kind], self._threads)
 
     def _acknowledged(self, run: Run, *, completed: bool) -> None:
-        if self._flight.pop(run.attempt, None) is None:
+        if not self._flight.land(run):
             return
-        if run.alarm is not None:
-            run.alarm.cancel()
         self.finished += 1
         if not completed:
             self._lanes.nudge()
         self._loops[run.claimed.queue].release()
-        if not self._flight:
-            self._idle.set()
-
-    def _attempts(self) -> list[Attempt]:
-        return list(self._flight)
-
-    def _lost(self, attempts: list[Attempt]) -> None:
-        """From the heartbeat's thread."""
-        for attempt in attempts:
-            run = self._flight.get(attempt)
-            if run is not None:
-                self._loop.call_soon_threadsafe(run.stop, running.LOST)
 
     # ---------------------------------------------------------- stopping
 
     async def _drain(self) -> None:
         self._stop.set()
         self._identity.stopping = True
+        self._heart.soon()
         for loop in self._loops.values():
             loop.stop()
         grace = self._options.grace.total_seconds()
@@ -292,25 +298,17 @@ class Worker:
         _, hanging = await asyncio.wait(self._claims, timeout=grace + LAST_CALL)
         for task in hanging:  # the database does not answer: what it may have given us will be rescued
             await _cancelled(task)
-        if await self._settled_within(grace - (self._loop.time() - started)):
+        if await self._flight.landed_within(grace - (self._loop.time() - started)):
             return
         log.warning("%d attempts still run after grace: asking them to stop", len(self._flight))
         self.interrupt()
-        if not await self._settled_within(LAST_CALL):
-            left = list(self._flight.values())
+        if not await self._flight.landed_within(LAST_CALL):
+            left = list(self._flight)
             self.abandoned = len(left)
             log.error("abandoned jobs %s: their handlers do not end", [run.attempt.id for run in left])
             for run in left:
                 self._finalizer.submit(run, PutBack(timedelta(0)))
-            await self._settled_within(LAST_CALL)
-
-    async def _settled_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(max(seconds, 0)):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
+            await self._flight.landed_within(LAST_CALL)
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

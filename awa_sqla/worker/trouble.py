@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy import exc as sa_exc
 
-from awa_sqla.session.sqlstates import sqlstate
+from awa_sqla.session.sqlstates import READ_ONLY, sqlstate
 
 #: SQLSTATE classes of what passes: connection, serialization and deadlock, resources, locks, an operator's or the
 #: system's interruption; and a server that is read-only for now.
-_PASSING = ("08", "40", "53", "55", "57", "58", "25006")
+_PASSING = ("08", "40", "53", "55", "57", "58", READ_ONLY)
 
 
 def passing(error: BaseException) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import BigInteger, and_, bindparam, column, func, select
@@ -20,6 +20,7 @@ from awa_sqla.models.job import Attempt, Job
 from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.worker.books import Books
 from awa_sqla.worker.finalize import insisting
+from awa_sqla.worker.flight import Flight
 from awa_sqla.worker.run import Run, WaitInterruptedError
 
 log = logging.getLogger("awa_sqla.worker")
@@ -43,9 +44,7 @@ _OVER = (
 class Waits(Books):
     """The books of a worker, and the waits of its handlers. `patience` says how many seconds pass between two looks."""
 
-    def __init__(
-        self, maker: async_sessionmaker[AsyncSession], flight: Mapping[Attempt, Run], patience: Callable[[], float]
-    ) -> None:
+    def __init__(self, maker: async_sessionmaker[AsyncSession], flight: Flight, patience: Callable[[], float]) -> None:
         super().__init__(maker)
         self._flight = flight
         self._patience = patience

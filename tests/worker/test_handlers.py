@@ -194,11 +194,20 @@ def test_an_unknown_kind_waits_uncharged_for_a_worker_that_knows_it(stage):
 
     register(stage.app, "async", lambda ctx: None)
     stage.enqueue(Unheard(), *[Work() for _ in range(10)])
-    stage.play(lambda: stage.states("work") == ["completed"] * 10 and stage.states("unheard") == ["scheduled"])
+
+    async def told(worker: Any) -> None:
+        await stage.until(
+            lambda: stage.states("work") == ["completed"] * 10 and stage.states("unheard") == ["scheduled"]
+        )
+        worker._heart.soon()
+        await stage.until(
+            lambda: stage.sql("SELECT unknown_kinds AS k FROM awa.runtime_instances")[0].k == {"unheard": 1}
+        )
+
+    stage.play(lambda: True, during=told)
     (job,) = stage.jobs("unheard")
     assert (job.attempt, job.snoozes, job.errors) == (0, 0, [])
     assert stage.sql("SELECT now() + interval '25 s' < run_at AS far FROM awa.scheduled_jobs")[0].far
-    assert stage.sql("SELECT unknown_kinds AS k FROM awa.runtime_instances")[0].k == {"unheard": 1}
 
 
 @pytest.mark.parametrize("road", ROADS)

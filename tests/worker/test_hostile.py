@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -182,6 +184,23 @@ def test_a_handler_that_finds_no_connection_has_not_begun_and_is_not_charged(sta
     async_small = create_async_engine(stage.url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     stage.app.task(Work, transactional=True, retry_on=(KeyError,))(later if road == "async" else now)
     stage.enqueue(Work(), Work(), Work(), max_attempts=1)
+    stage.app.queues["default"] = QueueConfig(concurrency=1)
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        """Somebody else has the pool's only connection until the first job had to be put back for it."""
+        taken, taken_too = small.connect(), await async_small.connect()
+
+        async def give_back() -> None:
+            await stage.until(lambda: "scheduled" in stage.states())
+            taken.close()
+            await taken_too.close()
+
+        giving = asyncio.create_task(give_back())
+        yield
+        await giving
+
+    stage.app.lifespan = lifespan
 
     async def dispose(worker: Any) -> None:
         await stage.until(stage.all_ended)
@@ -333,6 +352,7 @@ def test_a_clean_up_error_does_not_replace_the_handlers_own(stage, engine):
 
     stage.app.task(Work, transactional=True)(handler)
     stage.enqueue(Work(), max_attempts=1)
+    stage.app.queues["default"] = QueueConfig(concurrency=2)
     stage.play(session_factory=sessionmaker(engine, class_=Brittle))
     (job,) = stage.jobs()
     assert job.errors[0]["error"] == "A, from the handler"

@@ -45,11 +45,17 @@ def test_a_worker_says_who_it_is_and_what_it_serves(stage):
     stage.app.queues["email"] = QueueConfig(concurrency=3, deadline=timedelta(seconds=9), dead_letters=True)
     stage.app.task(Work)(nothing)
     stage.app.on_completed(Work, name="spec")(lambda event: [])
-    worker = stage.play(lambda: True)
-    (instance,) = stage.sql("SELECT * FROM awa.runtime_instances")
+    seen: list[Any] = []
+
+    async def look(worker: Any) -> None:
+        seen.extend(stage.sql("SELECT * FROM awa.runtime_instances"))
+
+    worker = stage.play(during=look)
+    (instance,) = seen
     assert (instance.id, instance.role, instance.pid) == (worker.id, "worker", os.getpid())
     assert (instance.queues, instance.kinds) == (["default", "email"], ["work"])
-    assert instance.stopping_at is not None
+    assert (instance.stopping_at, instance.concurrency, instance.running) == (None, 53, 0)
+    assert stage.sql("SELECT * FROM awa.runtime_instances") == []
     declared = {row.queue: row for row in stage.sql("SELECT * FROM awa.queue_meta")}
     assert (declared["email"].declared_concurrency, declared["email"].declared_deadline_seconds) == (3, 9)
     assert (declared["email"].declared_dead_letters, declared["default"].declared_dead_letters) == (True, False)
@@ -73,6 +79,7 @@ def test_any_url_of_postgresql_will_do(stage, driver):
 
 
 def test_an_engine_will_do_and_is_left_open(stage, engine):
+    stage.app.queues["default"] = QueueConfig(concurrency=2)
     stage.app.task(Work, transactional=True)(lambda ctx: ctx.session.scalar(text("SELECT 41 + 1")))
     stage.enqueue(Work())
     stage.play(url=engine)
@@ -341,7 +348,7 @@ def test_a_cancellation_before_the_first_step_of_a_handler_loses_no_slot(stage):
 
     def begin_and_stop(worker: Worker, claimed: Any) -> None:
         begin(worker, claimed)
-        (run,) = worker._flight.values()
+        (run,) = worker._flight
         with stage.sessions.begin() as session:
             cancel(session, claimed.attempt.id, reason="at once")
         run.stop("the job was cancelled")
@@ -369,7 +376,7 @@ def test_a_heart_that_cannot_reach_the_database_is_noticed_before_the_first_clai
     stage.app.task(Work)(nothing)
     stage.enqueue(Work())
     given = create_async_engine(stage.url.set(password="wrong"), connect_args={"password": stage.url.password})
-    with pytest.raises(ConfigurationError, match="heartbeats use a connection of their own"):
+    with pytest.raises(ConfigurationError, match="use connections of their own"):
         stage.play(url=given)
     assert stage.states() == ["available"]
 

@@ -318,6 +318,7 @@ def test_sessions_come_from_the_apps_own_factories(stage, engine):
         made.append(type(ctx.session))
 
     stage.app.task(Work, transactional=True)(handler)
+    stage.app.queues["default"] = QueueConfig(concurrency=2)
     factory = sessionmaker(engine, class_=OurSession)
     stage.enqueue(Work())
     stage.play(session_factory=factory)
@@ -338,6 +339,7 @@ def test_async_sessions_come_from_the_apps_own_factory(stage):
         await stage.until(stage.all_ended)
         await engine.dispose()
 
+    stage.app.queues["default"] = QueueConfig(concurrency=2)
     stage.play(async_session_factory=async_sessionmaker(engine), during=dispose)
     assert binds == [engine]
 
