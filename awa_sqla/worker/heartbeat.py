@@ -36,6 +36,8 @@ CHUNK = 500
 KINDS = 100
 #: Seconds between looks for lost leases while no notification would tell of them.
 LOOK = 2.0
+#: Seconds that the last beat may take.
+LAST = 5.0
 
 _flight = (
     func.unnest(bindparam("ids", type_=ARRAY(BigInteger)), bindparam("leases", type_=ARRAY(BigInteger)))
@@ -167,10 +169,12 @@ class Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop, and take this process out of the list of those that live. Blocks for the beat in progress."""
+        """Stop, and take this process out of the list of those that live. Blocks for the beat in progress, if short."""
         self._stopping = True
         self._wake.set()
-        self._thread.join()
+        self._thread.join(LAST)
+        if self._thread.is_alive():
+            return
         try:
             with Session(self._engine) as session, session.begin():
                 self._identity.forget(session)
