@@ -15,6 +15,7 @@ import logging
 import os
 from typing import Any
 
+from psycopg.conninfo import make_conninfo
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -159,11 +160,12 @@ class Engines:
                 "worker a database URL that says everything, not an engine with connect_args or a creator"
             ) from exc
 
-    def libpq_url(self, other: str | None = None) -> str:
-        """The URL, or another one, as libpq reads it, for the listener."""
-        url = _for_libpq(self.url if other is None else source(other)[0])
-        url = url.update_query_dict({name: str(value) for name, value in _unsaid(PATIENCE, url).items()})
-        return url.set(drivername="postgresql").render_as_string(hide_password=False)
+    def conninfo(self, other: str | None = None) -> str:
+        """The URL, or another one, as libpq takes it, for the listener."""
+        url = _for_libpq(self.url if other is None else source(other)[0]).set(drivername="postgresql+psycopg")
+        _, arguments = url.get_dialect()().create_connect_args(url)  # also of several hosts
+        parameters: dict[str, Any] = {**_unsaid(PATIENCE, url), **arguments}
+        return make_conninfo(**parameters)
 
     async def dispose(self) -> None:
         """Close the engines that were made here."""

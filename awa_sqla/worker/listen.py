@@ -36,9 +36,9 @@ class Listener:
     """
 
     def __init__(
-        self, url: str, channel: str, heard: Callable[[str | None], None], ring: Callable[[str], Awaitable[None]]
+        self, conninfo: str, channel: str, heard: Callable[[str | None], None], ring: Callable[[str], Awaitable[None]]
     ) -> None:
-        self._url = url
+        self._conninfo = conninfo
         self._channel = channel
         self._heard = heard
         self._ring = ring
@@ -66,7 +66,7 @@ class Listener:
 
     async def _listen(self) -> None:
         async with await psycopg.AsyncConnection.connect(
-            self._url, autocommit=True, application_name="awa_sqla listener"
+            self._conninfo, autocommit=True, application_name="awa_sqla listener"
         ) as connection:
             await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
             while True:

@@ -31,7 +31,7 @@ def most_of(factory: Any) -> int | None:
     except UnboundExecutionError:
         return None
     pool: Any = bind.pool if isinstance(bind, Engine) else None
-    overflow: int = pool._max_overflow if isinstance(pool, QueuePool) else -1  # noqa: SLF001 - it has no public name
+    overflow: int = pool._max_overflow if isinstance(pool, QueuePool) else -1  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     return None if overflow < 0 else pool.size() + overflow
 
 

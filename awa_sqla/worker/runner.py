@@ -75,6 +75,7 @@ class Worker:
         self._engines = Engines(given, self._concurrency)
         self._flight = Flight()
         self._bodies: dict[str, running.Body] = {}
+        self._loops: dict[str, QueueLoop] = {}
         self._stop = asyncio.Event()
         self._state: Any = None
 
@@ -92,6 +93,11 @@ class Worker:
             await self._drain()
         finally:  # also when the drain itself is cancelled: a heart that beats on would hold its jobs for ever
             await self._stack.aclose()
+
+    @property
+    def concurrency(self) -> dict[str, int]:
+        """How many attempts each queue may run at a time here, by what is in force now."""
+        return {name: loop.capacity for name, loop in self._loops.items()}
 
     def request_stop(self) -> None:
         """Ask for a graceful stop; `wait()` returns. From the loop's thread."""
@@ -144,8 +150,8 @@ class Worker:
     def _spawn_helpers(self) -> None:
         self._listener: Listener | None = None
         if self._options.notify:
-            url = self._engines.libpq_url(self._options.listen_url)
-            self._listener = listener = Listener(url, self._engines.channel, self._heard, self._ring)
+            conninfo = self._engines.conninfo(self._options.listen_url)
+            self._listener = listener = Listener(conninfo, self._engines.channel, self._heard, self._ring)
             self._identity.listening = lambda: listener.healthy
             self._spawn(listener.serve)
         self._spawn(self._poll)

@@ -134,13 +134,21 @@ def test_connections_of_our_own_notice_a_peer_that_has_gone(stage, driver):
 def test_what_the_url_says_of_a_connection_holds(stage):
     url = stage.url.update_query_dict({"keepalives_idle": "77", "connect_timeout": "3"})
     engines = Engines(url, 1)
-    assert "keepalives_idle=77" in engines.libpq_url()
-    assert "connect_timeout=3" in engines.libpq_url()
-    assert engines.libpq_url().count("tcp_user_timeout=30000") == 1
+    assert "keepalives_idle=77" in engines.conninfo()
+    assert "connect_timeout=3" in engines.conninfo()
+    assert engines.conninfo().count("tcp_user_timeout=30000") == 1
     with engines.heart.connect() as connection:
         held: Any = connection.connection.driver_connection
         assert held.info.get_parameters()["keepalives_idle"] == "77"
     asyncio.run(engines.dispose())
+
+
+def test_of_several_hosts_the_one_that_writes_is_taken(stage, caplog):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        dead = taken.getsockname()[1]
+    hosts = (f"127.0.0.1:{dead}", f"{stage.url.host}:{stage.url.port}")
+    url = stage.url.set(host=None, port=None).update_query_dict({"host": hosts, "target_session_attrs": "read-write"})
+    assert played_through(stage, url, caplog) == [{"pooled": False, "listening": True}]
 
 
 def played_through(stage: Any, url: Any, caplog: Any, **options: Any) -> list[dict[str, Any]]:
