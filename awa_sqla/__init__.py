@@ -32,6 +32,7 @@ from awa_sqla.errors import (
     FollowUpsNotAttached,
     InvalidJob,
     InvalidState,
+    JobFailed,
     JobNotFound,
     SchemaVersionError,
     StaleJobError,
@@ -49,6 +50,7 @@ from awa_sqla.models import (
     JobSnapshot,
     JobState,
     Outcome,
+    RuntimeInstance,
     ScheduledJob,
 )
 from awa_sqla.requests import EnqueueRequest
@@ -85,6 +87,7 @@ from awa_sqla.session.verbs import claim, complete, fail, retry_after, set_progr
 from awa_sqla.signing import callback_url, sign_callback, verify_callback
 from awa_sqla.states import LIVE_STATES
 from awa_sqla.unique import Unique
+from awa_sqla.waiting import wait_for
 from awa_sqla.worker import Cancel, JobContext, QueueConfig, RateLimit, RetryAfter, Snooze, WaitForCallback, Worker
 
 __version__ = "0.1.0"
@@ -119,6 +122,7 @@ __all__ = [
     "Job",
     "JobArgs",
     "JobContext",
+    "JobFailed",
     "JobNotFound",
     "JobRecord",
     "JobSnapshot",
@@ -132,6 +136,7 @@ __all__ = [
     "Resolution",
     "Retried",
     "RetryAfter",
+    "RuntimeInstance",
     "ScheduledJob",
     "SchemaVersionError",
     "Snooze",
@@ -170,4 +175,5 @@ __all__ = [
     "sign_callback",
     "snooze",
     "verify_callback",
+    "wait_for",
 ]

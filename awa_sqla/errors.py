@@ -14,6 +14,7 @@ AwaError
 ├── UnmanagedWriteError             a job row was written by something other than a verb
 ├── DuplicateKind                   two args classes of one kind in one registry
 ├── UnknownKind                     a kind that no registered class has
+├── JobFailed                       the job that was waited for has failed or was cancelled
 ├── InvalidState                    the verb does not apply to a job in this state
 ├── SchemaVersionError              the database and the package disagree about the schema
 └── ConfigurationError(ValueError)  the set-up is wrong: engine, target, listener, name
@@ -38,6 +39,7 @@ __all__ = [
     "FollowUpsNotAttached",
     "InvalidJob",
     "InvalidState",
+    "JobFailed",
     "JobNotFound",
     "SchemaVersionError",
     "StaleJobError",
@@ -101,12 +103,13 @@ class StaleJobError(AwaError):
 class JobNotFound(AwaError, LookupError):
     """No table holds a job of this id: it never existed, was rolled back, or retention removed it."""
 
-    def __init__(self, job_id: int) -> None:
-        super().__init__(job_id)
+    def __init__(self, job_id: int, hint: str = "") -> None:
+        super().__init__(job_id, hint)
         self.job_id = job_id
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"no job {self.job_id}: it never existed, was rolled back, or retention has removed it"
+        return f"no job {self.job_id}: {self.hint or 'it never existed, was rolled back, or retention has removed it'}"
 
 
 class CallbackNotFound(AwaError, LookupError):
@@ -243,6 +246,23 @@ class UnknownKind(AwaError):
     def __str__(self) -> str:
         hint = f"; did you mean {self.suggestion!r}?" if self.suggestion else ""
         return f"kind {self.kind!r} is not registered{hint}"
+
+
+class JobFailed(AwaError):
+    """The job that `wait_for()` waited for has ended without a result.
+
+    `error` is the text of its last error, or the reason of its cancellation; `state` is "failed" or "cancelled".
+    """
+
+    def __init__(self, job_id: int, error: str, state: str = "failed") -> None:
+        super().__init__(job_id, error, state)
+        self.job_id = job_id
+        self.error = error
+        self.state = state
+
+    def __str__(self) -> str:
+        how = "was cancelled" if self.state == "cancelled" else "failed"
+        return f"job {self.job_id} {how}: {self.error or 'no reason was given'}. All attempts are in its `errors`"
 
 
 class InvalidState(AwaError):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
-from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import (
     Attempt,
@@ -35,6 +36,7 @@ from awa_sqla import (
     retry_after,
     set_progress,
     snooze,
+    wait_for,
 )
 from awa_sqla import asyncio as awa_async
 
@@ -92,6 +94,16 @@ async def async_verbs(session: AsyncSession) -> None:
     assert_type(await awa_async.complete(session, jobs[0], result=1), Job)
     assert_type(await awa_async.cancel(session, 5, reason="x"), Job | None)
     assert_type(await awa_async.complete_many(session, jobs), CompletedBatch)
+
+
+def waits(makers: sessionmaker[Session]) -> None:
+    assert_type(wait_for(makers, 1), Any)
+
+
+async def async_waits(makers: async_sessionmaker[AsyncSession]) -> None:
+    later = assert_type(wait_for(makers, 1), Coroutine[Any, Any, Any])
+    assert_type(await later, Any)
+    assert_type(await wait_for(makers, 1, timeout=timedelta(seconds=5)), Any)
 
 
 follow_ups = FollowUps()
