@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -135,6 +136,8 @@ class Heart:
         self._in_flight = in_flight
         self._lost = lost
         self._stopping = False
+        #: When it last reached the database, of `time.monotonic()`.
+        self.last_beat = 0.0
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="awa_sqla heartbeat", daemon=True)
 
@@ -160,6 +163,11 @@ class Heart:
         self._stopping = True
         self._wake.set()
         self._thread.join()
+
+    @property
+    def dead(self) -> bool:
+        """Whether its thread has ended although nobody has stopped it."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping
 
     def soon(self) -> None:
         """Beat now: cancellations may have gone unheard."""
@@ -190,3 +198,4 @@ class Heart:
                 self._lost(gone)
         with Session(self._engine) as session, session.begin():
             self._identity.write(session)
+        self.last_beat = time.monotonic()

@@ -1,0 +1,55 @@
+"""What others may see of a worker, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping
+
+from awa_sqla.models.job import Attempt
+from awa_sqla.worker.config import QueueConfig, WorkerOptions
+from awa_sqla.worker.dump import dump
+from awa_sqla.worker.health import Health
+from awa_sqla.worker.run import Run
+
+
+class Visible:
+    """The base of `Worker`."""
+
+    id: str
+    #: How many attempts did not end within grace and were put back while still running.
+    abandoned = 0
+    #: How many attempts have ended here.
+    finished = 0
+
+    _queues: Mapping[str, QueueConfig]
+    _flight: dict[Attempt, Run]
+    _stop: asyncio.Event
+    #: The thread of the event loop, when there is one.
+    _thread = 0
+
+    def __init__(self, version: str, options: WorkerOptions) -> None:
+        self.version = version
+        self._health = Health(options.health, options.stale_after, self)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody has asked it to stop."""
+        return self._stop.is_set()
+
+    @property
+    def health_address(self) -> str | None:
+        """Where health checks are served, as `host:port`; None before the start and without the option."""
+        return self._health.address
+
+    def load(self) -> dict[str, tuple[int, int]]:
+        """For each queue, how many attempts run here and how many may."""
+        running = Counter(run.claimed.queue for run in self._runs())
+        return {name: (running[name], config.concurrency) for name, config in self._queues.items()}
+
+    def dump(self) -> str:
+        """The running jobs with the stack of each handler, for a person; also while a handler blocks the loop."""
+        return dump(self.id, self._runs(), self._thread)
+
+    def _runs(self) -> list[Run]:
+        return list(self._flight.values())
