@@ -55,6 +55,8 @@ class Options(TypedDict, total=False):
     grace: timedelta
     maintenance: bool
     claim_batch: int
+    health: str | None
+    uvloop: bool | None
 
 
 class Awa:
@@ -126,18 +128,26 @@ class Awa:
         `queues` serves only these, `listen_url` is a direct URL for LISTEN where the other goes through a pooler,
         `notify=False` polls only, `heartbeat` (30 s) at most a third of `stale_after` (90 s), `grace` (30 s) for
         running jobs at a stop, `maintenance=False` leaves promotion and rescue to others, `claim_batch` (500).
+        `health` ("host:port") serves `/healthz` and `/readyz` there; port 0 is any that is free, `health_address` of
+        the worker tells which. `uvloop` is for `run_worker`; True refuses another running loop here.
 
-        Raises `ConfigurationError` and `InvalidJob` here, `SchemaVersionError` on entry.
+        A `def` handler that does not end within `grace` is abandoned: its job is put back, its thread goes on until
+        the interpreter ends, which does not wait for it. An `async def` handler that will not be cancelled is
+        abandoned too, but `asyncio.run` waits for its task.
+
+        Raises `ConfigurationError` and `InvalidJob` here, `SchemaVersionError` and `ConfigurationError` on entry.
         """
         return Worker(self, self._database(engine_or_url), WorkerOptions(**_sequences(options)))
 
     def run_worker(self, engine_or_url: Given | None = None, /, **options: Unpack[Options]) -> int:
-        """Run a worker until SIGINT or SIGTERM. Blocks; returns 0, or 1 when jobs were abandoned.
+        """Run a worker until SIGINT or SIGTERM. Blocks; returns 0, or ends with status 1 when jobs were abandoned.
 
         The first signal stops claiming and lets running jobs end within `grace`, the second asks them to stop, the
-        third exits at once.
+        third exits at once, with status 130 or 143. SIGHUP is a first signal that may come twice; SIGUSR1 writes the
+        running jobs with their stacks to stderr. Options are those of `worker`; the loop is uvloop's where that is
+        installed, unless `uvloop=False`. Raises what `worker` and its entry raise.
         """
-        return run_until_stopped(lambda: self.worker(engine_or_url, **options))
+        return run_until_stopped(lambda: self.worker(engine_or_url, **options), uvloop=options.get("uvloop"))
 
     def lifespan_context(self) -> AbstractAsyncContextManager[Any]:
         """The context manager of one worker's life."""

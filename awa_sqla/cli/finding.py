@@ -46,8 +46,13 @@ class Settings:
 
     def find_app(self) -> Awa | None:
         """The same for commands that can do without: None when no app is named anywhere."""
-        reference = self.app or os.environ.get("AWA_APP") or _from_pyproject()
+        reference = self.reference
         return _imported(reference) if reference else None
+
+    @property
+    def reference(self) -> str | None:
+        """Which app is named, as module:attribute."""
+        return self.app or os.environ.get("AWA_APP") or _from_pyproject()
 
     def database(self, app: Awa | None = None) -> str:
         """The database URL. Raises `NotFoundError`."""

@@ -77,28 +77,38 @@ def cli(ctx: click.Context, app: str | None, database_url: str | None, *, verbos
 @click.option("--listen-url", metavar="URL", help="Direct URL for LISTEN, where the database is behind a pooler.")
 @click.option("--no-notify", is_flag=True, help="Poll only.")
 @click.option("--no-maintenance", is_flag=True, help="Leave promotion, rescue and obligations to others.")
+@click.option("--health", metavar="[HOST]:PORT", help="Serve /healthz and /readyz there.")
+@click.option("--uvloop/--no-uvloop", default=None, help="Insist on uvloop, or avoid it; else used where installed.")
+@click.option("--reload", "reloads", is_flag=True, help="Start anew when a Python file has changed, and on SIGHUP.")
 @click.pass_obj
 def worker(
-    settings: Settings, /, queues: tuple[str, ...], *, no_notify: bool, no_maintenance: bool, **options: Any
+    settings: Settings,
+    /,
+    queues: tuple[str, ...],
+    *,
+    no_notify: bool,
+    no_maintenance: bool,
+    reloads: bool,
+    **options: Any,
 ) -> None:
     """Run the app's jobs until SIGINT or SIGTERM.
 
-    The first signal stops claiming and lets running jobs end, the second asks them to stop, the third leaves at once.
-    Exit status 1: jobs had to be abandoned.
+    The first signal stops claiming and lets running jobs end, the second asks them to stop, the third leaves at once
+    with status 130 or 143. SIGHUP is a first one; with --reload it loads the app anew when running jobs have ended.
+    SIGUSR1 prints the running jobs and their stacks. Exit status 1: jobs had to be abandoned.
     """
     from sqlalchemy.exc import DBAPIError
 
+    from awa_sqla.cli.reload import FileReloader
     from awa_sqla.errors import AwaError, SchemaVersionError
+    from awa_sqla.worker.process import run_until_stopped
 
-    app = settings.load_app()
+    reloader = FileReloader(settings) if reloads else None
+    app = settings.load_app() if reloader is None else reloader.load_app()
+    options |= {"queues": queues or None, "notify": not no_notify, "maintenance": not no_maintenance}
+    database = settings.database(app)
     try:
-        status = app.run_worker(
-            settings.database(app),
-            queues=queues or None,
-            notify=not no_notify,
-            maintenance=not no_maintenance,
-            **options,
-        )
+        status = run_until_stopped(lambda: app.worker(database, **options), uvloop=options["uvloop"], reloader=reloader)
     except SchemaVersionError as exc:
         leave(str(exc), EXIT_PRECONDITION)
     except AwaError as exc:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,6 +39,9 @@ class RateLimit:
         if self.burst == 0:
             object.__setattr__(self, "burst", math.ceil(self.per_second))
         limits.integer("burst", self.burst, 1, HIGHEST_RATE)
+
+
+_ADDRESS = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]*)):([0-9]{1,5})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +84,8 @@ class WorkerOptions:
     grace: timedelta = timedelta(seconds=30)
     maintenance: bool = True
     claim_batch: int = 500
+    health: str | None = None
+    uvloop: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("heartbeat", "stale_after"):
@@ -91,6 +97,10 @@ class WorkerOptions:
                 f"heartbeat={self.heartbeat} is more than a third of stale_after={self.stale_after}: one late beat "
                 "would hand a living worker's jobs to another. Shorten the first or lengthen the second"
             )
+        if self.health is not None:
+            host_and_port(self.health)
+        if not isinstance(cast("object", self.uvloop), bool | None):
+            raise ConfigurationError(f"uvloop must be True, False or None, not {self.uvloop!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,3 +140,11 @@ def checked_queues(queues: object) -> dict[str, QueueConfig]:
             raise InvalidJob(f"queues[{name!r}]", f"must be a QueueConfig, not {limits.type_name(config)}")
         found[limits.text("queues", name)] = config
     return found
+
+
+def host_and_port(address: object) -> tuple[str, int]:
+    """The host, empty for all interfaces, and the port of `health=`. Raises `ConfigurationError`."""
+    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or int(found[3]) > 65535:
+        raise ConfigurationError(f"health={address!r} is no address; write 'host:port', ':8081' or '[::1]:8081'")
+    return found[1] or found[2] or "", int(found[3])

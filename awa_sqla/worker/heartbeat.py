@@ -161,6 +161,8 @@ class Heart:
         self._interval = interval.total_seconds()
         self._flight = flight
         self._stopping = False
+        #: When it last reached the database, of `monotonic()`.
+        self.last_beat = 0.0
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="awa_sqla heartbeat", daemon=True)
 
@@ -180,6 +182,11 @@ class Heart:
                 self._identity.forget(session)
         except Exception as exc:  # noqa: BLE001 - others see that it is not heard of any more
             log.warning("this process stays listed among those that live: %s", str(exc).partition("\n")[0])
+
+    @property
+    def dead(self) -> bool:
+        """Whether its thread has ended although nobody has stopped it."""
+        return self._thread.ident is not None and not self._thread.is_alive() and not self._stopping
 
     def soon(self) -> None:
         """Beat now: cancellations may have gone unheard."""
@@ -208,6 +215,7 @@ class Heart:
         self._identity.running = attempts
         with Session(self._engine) as session, session.begin():
             self._identity.write(session)
+        self.last_beat = monotonic()
 
     def look(self) -> None:
         """Ask only which leases are lost: a query for each 500 attempts."""

@@ -11,9 +11,11 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,6 +38,7 @@ from awa_sqla.worker.outcomes import (
     WaitForCallback,
 )
 from awa_sqla.worker.tasks import Task
+from awa_sqla.worker.threads import Threads
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -63,10 +66,13 @@ class Run:
         "asyncio_task",
         "attempt",
         "claimed",
+        "left_behind",
         "nudged",
+        "since",
         "started",
         "stop_reason",
         "task",
+        "thread",
         "turning",
     )
 
@@ -76,6 +82,11 @@ class Run:
         self.task = task
         self.asyncio_task: asyncio.Task[None] | None = None
         self.started = False
+        #: When it was claimed, of `time.monotonic()`; and in which thread a `def` handler runs, while it does.
+        self.since = time.monotonic()
+        self.thread: int | None = None
+        #: Whether the worker has given up on it: nobody waits for its thread any more.
+        self.left_behind = False
         #: Why it was asked to stop, if it was.
         self.stop_reason: str | None = None
         self.alarm: asyncio.TimerHandle | None = None
@@ -125,7 +136,7 @@ class Run:
 Body = Callable[[JobContext[Any]], Any]
 
 
-async def perform(run: Run, context: JobContext[Any], body: Body, threads: ThreadPoolExecutor) -> Result:
+async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threads) -> Result:
     """Run `body` (the handler, or a transaction around it) to its end and say what came of it."""
     assert run.task is not None  # noqa: S101
     try:
@@ -133,8 +144,7 @@ async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threa
         if run.task.is_async:
             returned = await body(context)
         else:
-            call = contextvars.copy_context().run
-            returned = await _in_thread(threads, call, body, context)
+            returned = await _in_thread(run, threads, body, context)
     except asyncio.CancelledError as exc:
         if run.stop_reason is not None:
             return interrupted(run.stop_reason)
@@ -146,14 +156,14 @@ async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threa
     return outcome_of(returned)
 
 
-async def _in_thread(threads: ThreadPoolExecutor, call: Any, body: Body, context: JobContext[Any]) -> Any:
-    """Wait for a handler in a thread; a cancelled wait goes on, because the thread does too."""
-    future = asyncio.get_running_loop().run_in_executor(threads, _contained, call, body, context)
+async def _in_thread(run: Run, threads: Threads, body: Body, context: JobContext[Any]) -> Any:
+    """Wait for a handler in a thread; a cancelled wait goes on as the thread does, until it is left behind."""
+    future = threads.run(partial(contextvars.copy_context().run, partial(_contained, run, body, context)))
     while True:
         try:
             returned, error = await asyncio.shield(future)
         except asyncio.CancelledError:
-            if future.done():
+            if future.done() or run.left_behind:
                 raise
             continue
         if error is not None:
@@ -161,12 +171,15 @@ async def _in_thread(threads: ThreadPoolExecutor, call: Any, body: Body, context
         return returned
 
 
-def _contained(call: Any, body: Body, context: JobContext[Any]) -> tuple[Any, BaseException | None]:
+def _contained(run: Run, body: Body, context: JobContext[Any]) -> tuple[Any, BaseException | None]:
     """SystemExit and StopIteration cannot travel through a future; a pair can."""
+    run.thread = threading.get_ident()
     try:
-        return call(body, context), None
+        return body(context), None
     except BaseException as exc:  # noqa: BLE001 - carried to the loop's side
         return None, exc
+    finally:
+        run.thread = None
 
 
 def interrupted(reason: str) -> Result:

@@ -13,8 +13,8 @@ import os
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Self
@@ -38,11 +38,14 @@ from awa_sqla.worker.flight import Flight
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.lanes import Lanes
 from awa_sqla.worker.listen import Listener, notify
+from awa_sqla.worker.loops import check_loop
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
 from awa_sqla.worker.pools import most_served
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.survey import rationed, survey
+from awa_sqla.worker.threads import Threads
 from awa_sqla.worker.transaction import around, async_around
+from awa_sqla.worker.visible import Visible
 from awa_sqla.worker.waits import Waits
 
 log = logging.getLogger("awa_sqla.worker")
@@ -59,18 +62,15 @@ _ANSWERED = re.compile(r"w:(\d{1,19})")
 LAST_CALL = 2.0
 
 
-class Worker:
+class Worker(Visible):
     """Runs the jobs of an app inside `async with awa.worker(...)`."""
 
     def __init__(self, app: Application, given: Given, options: WorkerOptions) -> None:
+        super().__init__(app.version, options)
         self._app = app
         self._options = options
         self._queues = Queues.of(app.queues, app.tasks.queues, options.queues).configs
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        #: How many attempts did not end within grace and were put back while still running.
-        self.abandoned = 0
-        #: How many attempts have ended here.
-        self.finished = 0
         self._concurrency = sum(config.concurrency for config in self._queues.values())
         self._engines = Engines(given, self._concurrency)
         self._flight = Flight()
@@ -94,11 +94,6 @@ class Worker:
         finally:  # also when the drain itself is cancelled: a heart that beats on would hold its jobs for ever
             await self._stack.aclose()
 
-    @property
-    def concurrency(self) -> dict[str, int]:
-        """How many attempts each queue may run at a time here, by what is in force now."""
-        return {name: loop.capacity for name, loop in self._loops.items()}
-
     def request_stop(self) -> None:
         """Ask for a graceful stop; `wait()` returns. From the loop's thread."""
         self._stop.set()
@@ -114,14 +109,16 @@ class Worker:
     # ------------------------------------------------------------- start
 
     async def _start(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        check_loop(self._options.uvloop)
+        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        await self._stack.enter_async_context(self._health)
         self._stack.push_async_callback(self._engines.dispose)
         await self._engines.check()
         self._maker = async_sessionmaker(self._engines.book, expire_on_commit=False)
         self._app.attach(self._maker)
         self._waits = Waits(self._maker, self._flight, lambda: min(POLL, self._patience()))
-        self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="awa_sqla")  # no more than there are slots
-        self._stack.callback(self._threads.shutdown, wait=False, cancel_futures=True)
+        self._threads = Threads(CONCURRENCY)  # no more than there are slots
+        self._stack.callback(self._threads.close)
         await self._prepare_bodies()
         if self._app.lifespan is not None:
             self._state = await self._stack.enter_async_context(self._app.lifespan_context())
@@ -145,6 +142,7 @@ class Worker:
         self._stack.callback(self._finalizer.close)
         self._spawn(self._finalizer.serve)
         self._spawn_helpers()
+        self._health.started(self._heart, self._listener)
         log.info("worker %s serves %s", self.id, ", ".join(sorted(self._queues)))
 
     def _spawn_helpers(self) -> None:
@@ -313,6 +311,7 @@ class Worker:
             self.abandoned = len(left)
             log.error("abandoned jobs %s: their handlers do not end", [run.attempt.id for run in left])
             for run in left:
+                run.left_behind = True
                 self._finalizer.submit(run, PutBack(timedelta(0)))
             await self._flight.landed_within(LAST_CALL)
 

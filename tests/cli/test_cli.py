@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
+import urllib.request
 from datetime import timedelta
 from pathlib import Path
 
@@ -206,3 +209,40 @@ def test_a_forgotten_spec_is_owed_nothing_more(db_url_str, engine):
     assert run(cli, ["specs", "forget", "app:old", "-d", db_url_str]).output == "forgotten: app:old\n"
     missing = run(cli, ["specs", "forget", "app:old", "-d", db_url_str])
     assert (missing.exit_code, "specs list" in missing.stderr) == (5, True)
+
+
+def test_reload_without_what_watches_files_says_what_to_install(here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    result = CliRunner().invoke(cli, ["worker", "-A", "one_app:first", "--reload"])
+    assert (result.exit_code, "awa-sqla[reload]" in result.stderr) == (2, True)
+
+
+def test_uvloop_is_insisted_on_avoided_or_left_open(here, monkeypatch, db_url):
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.setenv("DATABASE_URL", db_url.render_as_string(hide_password=False))
+    for flags, says in ((["--uvloop"], "awa-sqla[uvloop]"), (["--no-uvloop"], "no queue"), ([], "no queue")):
+        result = CliRunner().invoke(cli, ["worker", "-A", "one_app:make", *flags])
+        assert (result.exit_code, says in result.stderr) == (2, True)
+
+
+def test_health_that_cannot_be_served_is_a_usage_error_and_else_it_answers(here, db_url):
+    (here / "serving.py").write_text(APP + "\nfirst.task(Work)(lambda ctx: None)\n")
+    url = db_url.render_as_string(hide_password=False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = [sys.executable, "-m", "awa_sqla", "-d", url, "worker", "-A", "serving:first", "--health"]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        refused = subprocess.run(
+            [*command, address], env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (refused.returncode, "health=" in refused.stderr) == (2, True)
+    with subprocess.Popen([*command, "127.0.0.1:0"], env=environment, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            said = next(line for line in process.stderr if "health checks at" in line)
+            with urllib.request.urlopen(said.split()[-3], timeout=20) as answer:
+                assert answer.status == 200
+        finally:
+            process.terminate()
+            process.communicate(timeout=40)
+    assert process.returncode == 0

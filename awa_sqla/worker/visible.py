@@ -1,0 +1,49 @@
+"""What others may see of a worker, from any thread."""
+
+from __future__ import annotations
+
+import asyncio
+
+from awa_sqla.worker.config import WorkerOptions
+from awa_sqla.worker.dispatch import QueueLoop
+from awa_sqla.worker.dump import dump
+from awa_sqla.worker.flight import Flight
+from awa_sqla.worker.health import Health
+
+
+class Visible:
+    """The base of `Worker`."""
+
+    id: str
+    #: How many attempts did not end within grace and were put back while still running.
+    abandoned = 0
+    #: How many attempts have ended here.
+    finished = 0
+
+    _flight: Flight
+    _loops: dict[str, QueueLoop]
+    _stop: asyncio.Event
+    #: The thread of the event loop, when there is one.
+    _thread = 0
+
+    def __init__(self, version: str, options: WorkerOptions) -> None:
+        self.version = version
+        self._health = Health(options.health, options.stale_after, self)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody has asked it to stop."""
+        return self._stop.is_set()
+
+    @property
+    def health_address(self) -> str | None:
+        """Where health checks are served, as `host:port`; None before the start and without the option."""
+        return self._health.address
+
+    def load(self) -> dict[str, tuple[int, int]]:
+        """For each queue, how many attempts run here and how many may, by the settings that are in force now."""
+        return {name: (loop.busy, loop.capacity) for name, loop in self._loops.items()}
+
+    def dump(self) -> str:
+        """The running jobs with the stack of each handler, for a person; also while a handler blocks the loop."""
+        return dump(self.id, list(self._flight), self._thread)
