@@ -461,11 +461,11 @@ def test_of_two_waits_at_once_one_may_end_before_the_other(stage: Any) -> None:
         return await asyncio.gather(ctx.wait_for_callback(token), reminded(), ctx.wait_for_callback(token))
 
     stage.app.task(Pay)(handler)
-    stage.enqueue(Pay(), deadline=timedelta(seconds=1))
+    stage.enqueue(Pay(), deadline=timedelta(seconds=2))
 
     async def answer(_: Any) -> None:
         await stage.until(lambda: tokens)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         await asyncio.to_thread(resume, stage, tokens[0], "paid")
 
     stage.play(during=answer)
