@@ -4,8 +4,8 @@ Each lane is a plain function over the caller's Session that does one bounded pi
 safe to run the same lane in several processes. Workers run them beside their queues (`awa_sqla.worker`).
 """
 
-from awa_sqla.maintenance.obligations import Dispatched, dispatch_obligation
-from awa_sqla.maintenance.promote import Promoted, promote
+from awa_sqla.maintenance.obligations import Dispatched, any_due, dispatch_obligation
+from awa_sqla.maintenance.promote import Promoted, next_due, promote
 from awa_sqla.maintenance.rescue import rescue
 
-__all__ = ["Dispatched", "Promoted", "dispatch_obligation", "promote", "rescue"]
+__all__ = ["Dispatched", "Promoted", "any_due", "dispatch_obligation", "next_due", "promote", "rescue"]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Select, Update, case, null, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Select, Update, case, null, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from awa_sqla import limits
@@ -35,6 +35,12 @@ class Dispatched(NamedTuple):
 
     obligation_id: int
     error: str | None
+
+
+def any_due(connection: Connection, specs: Sequence[Spec]) -> bool:
+    """Whether `specs` can settle an obligation that is due. One statement, which only reads; without specs none."""
+    known = sorted((spec.kind, spec.outcome.value, spec.name) for spec in specs)
+    return bool(known) and connection.scalar(select(select(Obligation.id).where(*_settled_by(known)).exists())) is True
 
 
 def dispatch_obligation(session: Session, specs: Sequence[Spec]) -> Dispatched | None:
@@ -63,13 +69,15 @@ def dispatch_obligation(session: Session, specs: Sequence[Spec]) -> Dispatched |
     return Dispatched(obligation_id, None)
 
 
+def _settled_by(known: Sequence[tuple[str, str, str]]) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    by_spec = tuple_(Obligation.kind, Obligation.outcome, Obligation.spec).in_(known)
+    return Obligation.next_attempt_at <= AS_OF, by_spec
+
+
 def _due(known: Sequence[tuple[str, str, str]]) -> Select[Any]:
     return (
         select(Obligation)
-        .where(
-            Obligation.next_attempt_at <= AS_OF,
-            tuple_(Obligation.kind, Obligation.outcome, Obligation.spec).in_(known),
-        )
+        .where(*_settled_by(known))
         .order_by(Obligation.next_attempt_at, Obligation.id)
         .limit(1)
         .with_for_update(skip_locked=True)

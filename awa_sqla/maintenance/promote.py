@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Connection,
     Executable,
     Integer,
     and_,
@@ -74,10 +75,9 @@ _CLAIMING = (
 )
 _PROMOTE_ONE = _promotion(ScheduledJob.id == bindparam("job_id", type_=BigInteger))
 
-_NEXT: Executable = select(
-    func.extract("epoch", func.min(ScheduledJob.run_at) - func.clock_timestamp()),
-    select(ScheduledJob.id).where(_claiming).exists(),
-)
+_wait = func.extract("epoch", func.min(ScheduledJob.run_at) - func.clock_timestamp())
+_WAIT: Executable = select(_wait)
+_NEXT: Executable = select(_wait, select(ScheduledJob.id).where(_claiming).exists())
 
 
 #: How many jobs may claim their keys in one pass; the others that it has promoted wait for its commit meanwhile.
@@ -92,6 +92,15 @@ class Promoted(NamedTuple):
     next_due: timedelta | None
 
 
+def next_due(connection: Connection) -> timedelta | None:
+    """How long until the next job is due: zero when one is, None when there is none. One statement that only reads."""
+    return _until(connection.scalar(_WAIT))
+
+
+def _until(wait: Any) -> timedelta | None:
+    return None if wait is None else timedelta(seconds=max(float(wait), 0))
+
+
 def promote(session: Session, *, limit: int = 4096) -> Promoted:
     """Make up to `limit` due jobs available, oldest due time first; rows that others hold are passed over.
 
@@ -102,8 +111,7 @@ def promote(session: Session, *, limit: int = 4096) -> Promoted:
     wait, claiming = session.execute(_NEXT).one()
     if claiming:
         queues += _promote_claiming(session, limit)
-    next_due = None if wait is None else timedelta(seconds=max(float(wait), 0))
-    return Promoted(len(queues), frozenset(queues), next_due)
+    return Promoted(len(queues), frozenset(queues), _until(wait))
 
 
 def _promote_claiming(session: Session, limit: int) -> list[str]:

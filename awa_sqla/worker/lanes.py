@@ -1,4 +1,8 @@
-"""The maintenance lanes that a worker runs beside its queues, each at its own pace."""
+"""The maintenance lanes that a worker runs beside its queues, each at its own pace.
+
+Promotion and obligations first look, in one statement that needs no transaction, whether there is anything to do: an
+idle worker sends three statements in five seconds for the two, instead of twelve.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,17 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from typing import Any, TypeVar
 
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
-from awa_sqla.maintenance import Dispatched, Promoted, dispatch_obligation, promote, rescue
+from awa_sqla.maintenance import Dispatched, Promoted, any_due, dispatch_obligation, next_due, promote, rescue
 from awa_sqla.models.job import Attempt
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.finalize import insisting
 
 log = logging.getLogger("awa_sqla.maintenance")
+T = TypeVar("T")
 
 #: Seconds: the longest and the shortest sleep of promotion, and between looks for obligations and stale attempts.
 PROMOTION, BREATH, OBLIGATIONS, RESCUE = 2.0, 0.05, 5.0, 30.0
@@ -32,6 +38,8 @@ class Lanes:
         woken: Callable[[frozenset[str]], None],
     ) -> None:
         self._maker = maker
+        engine: AsyncEngine = maker.kw["bind"]
+        self._looking = engine.execution_options(isolation_level="AUTOCOMMIT")
         self._app = app
         self._stale_after = stale_after
         self._woken = woken
@@ -44,10 +52,13 @@ class Lanes:
     async def promote(self) -> None:
         """Promote for ever, sleeping until the next due row, a nudge, and at most 2 s."""
         while True:
-            done = await insisting(self._promote_once)
-            self._woken(done.queues)
+            due = await insisting(lambda: self._look(next_due))
+            if due is not None and not due:
+                done = await insisting(self._promote_once)
+                self._woken(done.queues)
+                due = done.next_due
             await asyncio.sleep(BREATH)
-            wait = PROMOTION if done.next_due is None else min(done.next_due.total_seconds(), PROMOTION)
+            wait = PROMOTION if due is None else min(due.total_seconds(), PROMOTION)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(wait - BREATH, 0)):
                     await self._nudged.wait()
@@ -75,12 +86,17 @@ class Lanes:
     async def obligations(self) -> None:
         """Dispatch what is owed for ever."""
         while True:
-            done = await insisting(self._dispatch_once)
-            if done is None:
-                await asyncio.sleep(OBLIGATIONS)
-            elif done.error is not None:
-                log.error("obligation %s: %s", done.obligation_id, done.error)
+            if await insisting(lambda: self._look(any_due, self._app.follow_ups.specs)):
+                while (done := await insisting(self._dispatch_once)) is not None:
+                    if done.error is not None:
+                        log.error("obligation %s: %s", done.obligation_id, done.error)
+            await asyncio.sleep(OBLIGATIONS)
 
     async def _dispatch_once(self) -> Dispatched | None:
         async with self._maker.begin() as session:
             return await session.run_sync(dispatch_obligation, self._app.follow_ups.specs)
+
+    async def _look(self, look: Callable[..., T], *arguments: Any) -> T:
+        """What a look at the tables finds, outside of any transaction."""
+        async with self._looking.connect() as connection:
+            return await connection.run_sync(look, *arguments)

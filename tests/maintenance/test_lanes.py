@@ -29,7 +29,7 @@ from awa_sqla import (
     fail,
     set_progress,
 )
-from awa_sqla.maintenance import dispatch_obligation, promote, rescue
+from awa_sqla.maintenance import any_due, dispatch_obligation, next_due, promote, rescue
 from awa_sqla.models import FollowUpSpec, Obligation
 from awa_sqla.session import catalogue
 
@@ -127,6 +127,20 @@ def test_promotion_passes_over_rows_that_others_hold_and_keeps_to_its_limit(make
 def test_nothing_to_promote_is_said_so(maker):
     with maker.begin() as session:
         assert promote(session) == (0, frozenset(), None)
+
+
+def test_a_look_says_how_long_until_the_next_job_is_due(maker, engine):
+    with engine.connect() as connection:
+        assert next_due(connection) is None
+    with maker.begin() as session:
+        enqueue(session, Work(), delay=timedelta(hours=2))
+        enqueue(session, Work(), delay=timedelta(hours=1))
+    with engine.connect() as connection:
+        assert timedelta(minutes=59) < next_due(connection) <= timedelta(hours=1)
+    with maker.begin() as session:
+        enqueue(session, Work(), delay=timedelta(microseconds=1))
+    with engine.connect() as connection:
+        assert next_due(connection) == timedelta(0)
 
 
 # ---------------------------------------------------------------- rescue
@@ -283,6 +297,21 @@ def test_a_dispatch_takes_only_what_its_process_can_settle(maker, follow_ups):
     with maker() as holder, maker() as session:
         assert dispatch_obligation(holder, follow_ups.specs) is not None
         assert dispatch_obligation(session, follow_ups.specs) is None  # held by the other
+
+
+def test_a_look_says_whether_this_process_can_settle_something(maker, follow_ups, engine):
+    follow_ups.on_rescued(Work, name="r")(lambda event: Tell())
+    other = FollowUps()
+    other.on_rescued(Work, name="another name")(lambda event: Tell())
+    with engine.connect() as connection:
+        assert not any_due(connection, follow_ups.specs)
+    owe(maker, follow_ups)
+    with engine.connect() as connection:
+        assert any_due(connection, follow_ups.specs)
+        assert not any_due(connection, other.specs)
+        assert not any_due(connection, ())
+        connection.execute(text("UPDATE awa.follow_up_obligations SET next_attempt_at = now() + interval '1 hour'"))
+        assert not any_due(connection, follow_ups.specs)
 
 
 def test_a_failing_dispatch_waits_longer_each_time_and_gives_up_after_25_tries(maker, follow_ups):

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, SchemaVersionError, Worker, cancel
 from awa_sqla.schema import create_all, migrate
+from awa_sqla.worker import lanes
 
 ROOT = Path(__file__).parents[2]
 
@@ -314,6 +315,25 @@ def test_a_killed_workers_jobs_are_done_by_the_next_one(stage, quick, tmp_path):
     stage.play(**quick)
     (job,) = stage.jobs()
     assert (job.id, job.state, job.attempt, len(job.errors)) == (job_id, "completed", 2, 1)
+
+
+def test_idle_lanes_only_look(stage, monkeypatch):
+    monkeypatch.setattr(lanes, "PROMOTION", 0.1)
+    sent: list[str] = []
+    given = create_async_engine(stage.url)
+    event.listen(
+        given.sync_engine, "before_cursor_execute", lambda conn, cursor, statement, *rest: sent.append(statement)
+    )
+    stage.app.task(Work)(nothing)
+    stage.app.on_completed(Work, name="spec")(lambda event: [])
+
+    def looks(table: str) -> list[str]:
+        return [statement for statement in sent if f"FROM awa.{table}" in statement]
+
+    stage.play(lambda: len(looks("scheduled_jobs")) > 5 and len(looks("follow_up_obligations")) > 2, url=given)
+    assert len(set(looks("scheduled_jobs"))) == len(set(looks("follow_up_obligations"))) == 1
+    assert not any(word in one for one in looks("scheduled_jobs") for word in ("DELETE", "FOR UPDATE"))
+    assert "FOR UPDATE" not in looks("follow_up_obligations")[0]
 
 
 # ------------------------------------------------------------- trouble
