@@ -13,7 +13,7 @@ from sqlalchemy import URL, select, text
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from awa_sqla import EnqueueRequest, FollowUps, JobRecord, JobState, enqueue
+from awa_sqla import EnqueueRequest, FollowUpError, FollowUps, JobRecord, JobState, enqueue
 from awa_sqla import asyncio as later
 from tests.soak import app
 from tests.soak.app import Call, CallAsync, Plan, Walk, WalkAsync, Write, WriteAsync
@@ -101,6 +101,7 @@ class Load:
         self.enqueued = 0
         self.rolled_back = 0
         self.withdrawn = 0
+        self.refused = 0
         self.done = asyncio.Event()
 
     async def enqueue_all(self, seconds: float) -> None:
@@ -157,6 +158,8 @@ class Load:
             keep = self._rng.random() < 0.8
             try:
                 await self._cancel(maker, job_id, keep=keep)
+            except FollowUpError:
+                self.refused += 1  # its spec balks: nothing is committed
             except (sa_exc.OperationalError, sa_exc.InterfaceError, OSError):
                 pass  # a frozen worker holds the row, or there is no database: never mind
 
