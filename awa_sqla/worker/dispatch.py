@@ -15,7 +15,7 @@ from sqlalchemy import bindparam, column, func, select
 from sqlalchemy.dialects.postgresql import ARRAY, TEXT
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from awa_sqla.models.job import Attempt, Job
+from awa_sqla.models.job import Job
 from awa_sqla.session.statements import AS_OF, CLAIM_ROWS, RUNNING_ROWS, among
 from awa_sqla.session.table import TRANSITIONS
 from awa_sqla.worker.claimed import Claimed
@@ -28,13 +28,11 @@ GATHER = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims, the same for all queues of a worker: over which engine, as whom, how many at a time at the most, and
-    whether an attempt is known to be its own."""
+    """Who claims, the same for all queues of a worker: over which engine, as whom, how many at a time at the most."""
 
     engine: AsyncEngine
     worker_id: str
     batch: int
-    in_flight: Callable[[Attempt], bool]
 
 
 class QueueLoop:
@@ -45,6 +43,8 @@ class QueueLoop:
         self._claimant = claimant
         self._capacity = config.concurrency
         self._busy = 0
+        #: The latest lease that was begun here.
+        self._latest = 0
         self._wake = asyncio.Event()
         self._wake.set()
         self._stopping = False
@@ -85,7 +85,11 @@ class QueueLoop:
                 self._wake.set()
 
     async def _claim_surely(self, limit: int) -> list[Claimed]:
-        """Claim, over lost connections; a COMMIT whose answer was lost may have given us jobs all the same."""
+        """Claim, over lost connections; a COMMIT whose answer was lost may have given us jobs all the same.
+
+        Those have later leases than all that was begun before. Whether a job is in flight would not tell: it may have
+        been when the database was asked, and be acknowledged by now.
+        """
         in_doubt = False
 
         async def once() -> list[Claimed]:
@@ -100,7 +104,8 @@ class QueueLoop:
         if in_doubt:
             known = {one.attempt for one in claimed}
             ours = await insisting(self._ours)
-            claimed += [one for one in ours if one.attempt not in known and not self._claimant.in_flight(one.attempt)]
+            claimed += [one for one in ours if one.attempt not in known and one.attempt.run_lease > self._latest]
+        self._latest = max([self._latest, *(one.attempt.run_lease for one in claimed)])
         return claimed
 
     async def _ours(self) -> list[Claimed]:
