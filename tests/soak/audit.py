@@ -34,7 +34,8 @@ CREATE TEMP TABLE soak_outcomes AS
     UNION ALL
     SELECT id, kind, attempt, 'completed' FROM soak_jobs WHERE state = 'completed';
 CREATE TEMP TABLE soak_due AS
-    SELECT o.id, o.kind, o.attempt, o.outcome, s.spec FROM soak_outcomes o JOIN soak_specs s USING (kind, outcome);
+    SELECT o.id, o.kind, o.attempt, o.outcome, s.spec FROM soak_outcomes o JOIN soak_specs s USING (kind, outcome)
+    JOIN soak_jobs j USING (id) WHERE o.outcome <> 'completed' OR (j.args->>'tells')::bool;
 CREATE TEMP TABLE soak_notes AS
     SELECT parent_id AS id, args->>'outcome' AS outcome, args->>'spec' AS spec, (args->>'attempt')::int AS attempt,
         count(*) AS notes, min(parent_outcome) = max(parent_outcome) AND min(parent_outcome) = args->>'outcome' AS sane
@@ -93,7 +94,7 @@ CHECKS: dict[str, str] = {
                 SELECT FROM soak_steps t WHERE t.job_id = j.id AND t.run_lease = j.run_lease)))""",
     "children of handlers missing or doubled": """
         SELECT COALESCE(m.id, l.id) AS id, m.mark, m.effects, l.leaves
-        FROM (SELECT m.* FROM soak_marks m JOIN soak_jobs j USING (id) WHERE j.kind NOT IN ('leaf', 'note')) m
+        FROM (SELECT m.* FROM soak_marks m JOIN soak_jobs j USING (id) WHERE (j.args->>'child')::bool) m
         FULL JOIN (
             SELECT parent_id AS id, args->>'mark' AS mark, count(*) AS leaves,
                 bool_and(parent_outcome IS NULL AND root_id = parent_id) AS sane
@@ -177,7 +178,7 @@ ALWAYS: dict[str, str] = {
         ) j ON j.id = c.job_id AND j.unique_key = c.unique_key WHERE j.id IS NULL OR c.job_id IS NULL""",
     "transitions without their follow-up": """
         SELECT j.id, s.spec FROM awa.jobs j JOIN soak_specs s ON s.kind = j.kind AND s.outcome = 'completed'
-        WHERE j.state = 'completed'
+        WHERE j.state = 'completed' AND (j.args->>'tells')::bool
             AND NOT EXISTS (SELECT FROM awa.jobs n WHERE n.parent_id = j.id AND n.args->>'spec' = s.spec)
             AND NOT EXISTS (
                 SELECT FROM awa.follow_up_obligations o

@@ -105,11 +105,10 @@ class Chaos:
             if free:
                 return self._rng.choice(free)
             await asyncio.sleep(0.05)
-        self.did["nobody there"] += 1
         return None
 
     async def _kill(self) -> None:
-        place = await self._victim()
+        place = await self._victim() or next((p for p in self._fleet.places if not p.busy and not p.spared), None)
         if place is not None:
             place.kill()
             place.start()

@@ -29,18 +29,19 @@ _BATCH = 20
 def plan(rng: random.Random) -> EnqueueRequest:
     """One job: mostly plain, sometimes with trouble of its own."""
     kind = rng.choices((Write, WriteAsync, Call, CallAsync, Walk, WalkAsync), (30, 30, 15, 15, 5, 5))[0]
-    slow = rng.random() < 0.15
+    slow = rng.random() < 0.1
     walks = kind in (Walk, WalkAsync)
     nap = rng.uniform(0.2, 2.0) if slow else rng.choice((0, 0, 0.01, 0.05))
     fields: dict[str, Any] = {"nap": round(nap / 5 if walks else nap, 3), "bucket": rng.randrange(10)}
-    if rng.random() < 0.15:
+    if rng.random() < 0.08:
         fields["raises"] = rng.randint(1, 2)
-    if rng.random() < 0.1:
+    if rng.random() < 0.05:
         fields["agains"] = rng.randint(1, 2)
-    if rng.random() < 0.1:
+    if rng.random() < 0.05:
         fields["snoozes"] = rng.randint(1, 2)
     fields["end"] = rng.choices(("done", "cancel", "fatal"), (90, 5, 5))[0]
-    fields["balks"] = rng.random() < 0.05
+    for field, share in (("child", 0.4), ("tells", 0.5), ("balks", 0.05)):
+        fields[field] = rng.random() < share
     if rng.random() < 0.04:  # spent after two attempts, whatever ends them; kept as a dead letter
         return EnqueueRequest(kind(**fields | {"raises": 1000}), queue="doomed", max_attempts=2)
     options: dict[str, Any] = {"delay": timedelta(seconds=rng.uniform(0.1, 2))} if rng.random() < 0.05 else {}
