@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, Update, case, null, select, tuple_, update
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from awa_sqla import limits
@@ -47,7 +48,8 @@ def dispatch_obligation(session: Session, specs: Sequence[Spec]) -> Dispatched |
     """Take up the next due obligation that one of `specs` can settle; None when there is none.
 
     Part of the caller's transaction; call it once for each transaction, so that one debt does not wait for another.
-    A failing spec costs a savepoint and leaves the transaction usable.
+    A failing spec costs a savepoint and leaves the transaction usable; a connection that is lost costs the spec no try,
+    and its error is raised.
     """
     listeners.install(session, "dispatch_obligation")
     require_transaction(session)
@@ -61,7 +63,10 @@ def dispatch_obligation(session: Session, specs: Sequence[Spec]) -> Dispatched |
         with session.begin_nested():
             session.add_all(spec.rows(JobSnapshot.from_json(owed.snapshot), owed.context))
             session.delete(owed)
-    except Exception as exc:  # noqa: BLE001 - whatever it was, it stands on the obligation
+    except Exception as exc:
+        if isinstance(exc, DBAPIError) and exc.connection_invalidated:
+            raise  # no fault of the spec, and nothing more can be written over this connection
+        # Whatever else it was, it stands on the obligation.
         cause = exc.__cause__ if isinstance(exc, FollowUpError) and exc.__cause__ is not None else exc
         error = limits.cleaned("{type}: {error}".format(**describe(cause)))
         session.execute(_failed(obligation_id, tries, error))

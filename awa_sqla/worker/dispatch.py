@@ -7,13 +7,12 @@ last claim was full. Claims are plain rows on a connection, committed before any
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from awa_sqla.models.job import Attempt
 from awa_sqla.session.statements import CLAIM_ROWS, RUNNING_ROWS
 from awa_sqla.worker.claimed import Claimed
 from awa_sqla.worker.config import QueueConfig
@@ -27,13 +26,11 @@ GATHER = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Claimant:
-    """Who claims, the same for all queues of a worker: over which engine, as whom, how many at a time at the most, and
-    whether an attempt is known to be its own."""
+    """Who claims, the same for all queues of a worker: over which engine, as whom, how many at a time at the most."""
 
     engine: AsyncEngine
     worker_id: str
     batch: int
-    in_flight: Container[Attempt]
 
 
 class QueueLoop:
@@ -47,6 +44,8 @@ class QueueLoop:
         #: How many attempts at a time, and how many there are.
         self.capacity, self.busy = config.concurrency, 0
         self.poll_interval = config.poll_interval.total_seconds()
+        #: The latest lease that was begun here.
+        self._latest = 0
         self._wake = asyncio.Event()
         self._wake.set()
         self._stopping = False
@@ -104,7 +103,11 @@ class QueueLoop:
         self._refill = asyncio.get_running_loop().call_later(seconds, self._wake.set)
 
     async def _claim_surely(self, limit: int) -> list[Claimed]:
-        """Claim, over lost connections; a COMMIT whose answer was lost may have given us jobs all the same."""
+        """Claim, over lost connections; a COMMIT whose answer was lost may have given us jobs all the same.
+
+        Those have later leases than all that was begun before. Whether a job is in flight would not tell: it may have
+        been when the database was asked, and be acknowledged by now.
+        """
         in_doubt = False
 
         async def once() -> list[Claimed]:
@@ -119,7 +122,8 @@ class QueueLoop:
         if in_doubt:
             known = {one.attempt for one in claimed}
             ours = await insisting(self._ours)
-            claimed += [one for one in ours if one.attempt not in known and one.attempt not in self._claimant.in_flight]
+            claimed += [one for one in ours if one.attempt not in known and one.attempt.run_lease > self._latest]
+        self._latest = max([self._latest, *(one.attempt.run_lease for one in claimed)])
         return claimed
 
     async def _ours(self) -> list[Claimed]:

@@ -19,9 +19,6 @@ class Flight:
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def __contains__(self, attempt: object) -> bool:
-        return attempt in self._runs
-
     def __iter__(self) -> Iterator[Run]:
         return iter(list(self._runs.values()))
 

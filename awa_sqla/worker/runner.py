@@ -130,7 +130,7 @@ class Worker(Visible):
             await session.run_sync(declare_queues, dict(self._queues))
             await session.run_sync(self._identity.write)
         self._finalizer = Finalizer(self._maker, self._acknowledged)
-        claimant = Claimant(self._engines.book, self.id, self._options.claim_batch, self._flight)
+        claimant = Claimant(self._engines.book, self.id, self._options.claim_batch)
         self._loops = {name: QueueLoop(name, config, claimant) for name, config in self._queues.items()}
         self._payloads = {queue_payload(name): loop for name, loop in self._loops.items()}
         self._heart = Heart(self._engines.heart, self._identity, self._options.heartbeat, self._flight)

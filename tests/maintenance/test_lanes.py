@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, select, text
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import (
@@ -339,6 +340,27 @@ def test_a_failing_dispatch_waits_longer_each_time_and_gives_up_after_25_tries(m
     assert waits[0] < waits[4] < waits[9] < 12.1 * 3600
     with maker.begin() as session:
         assert dispatch_obligation(session, follow_ups.specs) is None
+
+
+def test_a_connection_that_is_lost_in_a_dispatch_is_no_try(maker, follow_ups):
+    dispatching: list[int] = []
+
+    def spec(event: Exhausted[Work]) -> Tell:
+        if dispatching:
+            with maker() as other:
+                other.execute(text("SELECT pg_terminate_backend(:pid, 5000)"), {"pid": dispatching.pop()})
+        return Tell()
+
+    follow_ups.on_exhausted(Work, name="e")(spec)
+    owe(maker, follow_ups)
+    with maker() as session:
+        dispatching.append(session.scalar(text("SELECT pg_backend_pid()")))
+        with pytest.raises(OperationalError) as caught:
+            dispatch_obligation(session, follow_ups.specs)
+        assert caught.value.connection_invalidated
+    with maker.begin() as session:
+        assert session.scalars(select(Obligation)).one().attempts == 0
+        assert dispatch_obligation(session, follow_ups.specs).error is None
 
 
 def test_an_old_obligation_is_given_up_after_7_days(maker, follow_ups):

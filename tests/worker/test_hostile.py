@@ -242,6 +242,44 @@ def test_a_claim_whose_answer_was_lost_is_found_again(stage, monkeypatch):
     assert [(job.state, job.attempt) for job in stage.jobs()] == [("completed", 1)] * 5
 
 
+def test_a_job_that_ends_while_a_lost_claim_is_looked_for_is_not_run_again(stage, monkeypatch):
+    runs: list[float] = []
+    asked, lost = asyncio.Event(), asyncio.Event()
+    claim, ours = QueueLoop._claim, QueueLoop._ours
+
+    async def answer_lost(self: QueueLoop, limit: int) -> Any:
+        claimed = await claim(self, limit)
+        if any(one.args_json == '{"number": 2.0}' for one in claimed) and not lost.is_set():
+            lost.set()
+            raise OperationalError("COMMIT", {}, Exception("the answer was lost"))
+        return claimed
+
+    async def ends_meanwhile(self: QueueLoop) -> Any:
+        found = await ours(self)
+        asked.set()
+        await stage.until(lambda: stage.states()[0] == "completed")
+        await asyncio.sleep(0.2)  # until that is acknowledged
+        return found
+
+    async def handler(ctx: Any) -> None:
+        runs.append(ctx.args.number)
+        if ctx.args.number == 1:
+            await asked.wait()
+
+    async def another(worker: Any) -> None:
+        await stage.until(lambda: stage.states() == ["running"])
+        stage.enqueue(Work(number=2))
+
+    monkeypatch.setattr(QueueLoop, "_claim", answer_lost)
+    monkeypatch.setattr(QueueLoop, "_ours", ends_meanwhile)
+    stage.app.task(Work)(handler)
+    stage.enqueue(Work(number=1))
+    stage.play(during=another)
+    assert lost.is_set()
+    assert sorted(runs) == [1, 2]
+    assert [(job.state, job.attempt) for job in stage.jobs()] == [("completed", 1)] * 2
+
+
 def test_a_drain_that_is_cancelled_leaves_no_heart_behind(stage):
     async def handler(ctx: Any) -> None:
         await asyncio.sleep(60)

@@ -1,0 +1,195 @@
+"""The schedule of what is done to the processes, their connections and the server, and who does it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import text
+from sqlalchemy import exc as sa_exc
+
+from awa_sqla.localpg import LocalPostgres
+from tests.soak.fleet import Fleet, Place
+from tests.soak.load import DRIVER, Driver
+from tests.soak.proxy import PURPOSES, Armed
+from tests.soak.worker import STALE_AFTER
+
+#: Seconds to wait for somebody to hurt, or for a COMMIT to cut.
+PATIENCE = 8.0
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """How often each is done in one run."""
+
+    kills: int
+    terms: int
+    stops: int
+    terminations: int
+    restarts: int
+    cuts: int
+    commits: int
+    failovers: int = 0
+
+    @classmethod
+    def of(cls, kills: int, *, failovers: int = 0) -> Amounts:
+        """In proportion to the kills."""
+        return cls(
+            kills=kills,
+            terms=max(kills // 8, 1),
+            stops=max(kills // 10, 2),
+            terminations=max(kills // 3, 2),
+            restarts=max(kills // 25, 1),
+            cuts=max(kills // 3, 2),
+            commits=max(kills, 4),
+            failovers=failovers,
+        )
+
+
+_TERMINATE = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
+    "pg_backend_pid() AND backend_type = 'client backend' AND application_name <> :driver ORDER BY random() LIMIT :most"
+)
+
+
+class Chaos:
+    """Hurts a fleet and its server, as often as `amounts` says, evenly over some seconds."""
+
+    def __init__(self, fleet: Fleet, driver: Driver, server: LocalPostgres | None, amounts: Amounts, seed: int) -> None:
+        self._fleet = fleet
+        self._driver = driver
+        self._server = server
+        self._amounts = amounts
+        self._rng = random.Random(f"{seed} chaos")
+        self._restarting = asyncio.Lock()
+        #: What was done.
+        self.did: Counter[str] = Counter()
+
+    def schedule(self, seconds: float) -> list[tuple[float, str]]:
+        """When to do what: each kind evenly over the time, at a random moment of each of its parts."""
+        amounts = vars(self._amounts) | ({} if self._server else {"restarts": 0})
+        return sorted(
+            ((part + self._rng.random()) * seconds / count, what)
+            for what, count in amounts.items()
+            for part in range(count)
+        )
+
+    async def rage(self, seconds: float) -> None:
+        """Do it all."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        doing: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "kills": self._kill,
+            "terms": self._term,
+            "stops": self._freeze,
+            "terminations": self._terminate,
+            "restarts": self._restart,
+            "cuts": self._cut,
+            "commits": self._cut_in_commit,
+            "failovers": self._fail_over,
+        }
+        async with asyncio.TaskGroup() as tasks:
+            for when, what in self.schedule(seconds):
+                await asyncio.sleep(max(began + when - loop.time(), 0))
+                tasks.create_task(doing[what]())
+
+    async def _victim(self, *, spared: bool = False) -> Place | None:
+        """Somebody at work to whom nobody does anything; not the spared one, unless it may be."""
+        for _ in range(int(PATIENCE / 0.05)):
+            free = [p for p in self._fleet.places if not p.busy and p.at_work and (spared or not p.spared)]
+            if free:
+                return self._rng.choice(free)
+            await asyncio.sleep(0.05)
+        return None
+
+    async def _kill(self) -> None:
+        place = await self._victim() or next((p for p in self._fleet.places if not p.busy and not p.spared), None)
+        if place is not None:
+            place.kill()
+            place.start()
+            self.did["kills"] += 1
+
+    async def _term(self) -> None:
+        place = await self._victim()
+        if place is not None:
+            self.did["terms"] += 1
+            await self._fleet.term(place)
+
+    async def _freeze(self) -> None:
+        """SIGSTOP until its jobs are rescued and perhaps run elsewhere, then SIGCONT."""
+        place = await self._victim(spared=True)
+        if place is None:
+            return
+        place.busy = True
+        try:
+            place.send(signal.SIGSTOP)
+            await asyncio.sleep(STALE_AFTER.total_seconds() + self._rng.uniform(0.5, 3))
+            place.send(signal.SIGCONT)
+            self.did["stops"] += 1
+            await asyncio.sleep(0.5)
+        finally:
+            place.send(signal.SIGCONT)
+            place.busy = False
+
+    async def _terminate(self) -> None:
+        try:
+            async with self._driver.engine.connect() as connection:
+                most = self._rng.choice((1, 1, 2, 5))
+                ended = await connection.execute(_TERMINATE, {"driver": DRIVER, "most": most})
+                self.did["backend terminations"] += len(ended.all())
+        except (sa_exc.OperationalError, sa_exc.InterfaceError):
+            pass  # the server is just restarting
+
+    async def _restart(self) -> None:
+        assert self._server is not None
+        async with self._restarting:
+            await asyncio.to_thread(self._server.restart, "immediate")
+            self.did["restarts"] += 1
+
+    async def _cut(self) -> None:
+        place = await self._victim(spared=True)
+        if place is not None and place.proxy.cut():
+            self.did["cuts"] += 1
+
+    async def _cut_in_commit(self) -> None:
+        place = await self._victim(spared=True)
+        if place is None:
+            return
+        what = self._rng.choice(PURPOSES)
+        armed = Armed(self._rng.choice(("before", "after")), what)
+        place.proxy.arm(armed)
+        try:
+            await asyncio.wait_for(armed.hit.wait(), PATIENCE)
+        except TimeoutError:
+            place.proxy.disarm(armed)
+            self.did["no such commit"] += 1
+
+    async def _fail_over(self) -> None:
+        """The server takes no writes for a while, in sessions that begin now."""
+        async with self._restarting:
+            for value in ("on", "off"):
+                setting = (
+                    f"ALTER DATABASE {self._driver.engine.url.database} SET default_transaction_read_only = {value}"
+                )
+
+                async def alter(statement: str = setting) -> None:
+                    async with self._driver.engine.begin() as connection:
+                        await connection.execute(text(statement))
+
+                await self._driver.surely(alter)
+                if value == "on":
+                    await self._terminate_all()
+                    await asyncio.sleep(self._rng.uniform(1, 3))
+            self.did["failovers"] += 1
+
+    async def _terminate_all(self) -> None:
+        async def once() -> None:
+            async with self._driver.engine.connect() as connection:
+                await connection.execute(_TERMINATE, {"driver": DRIVER, "most": 10_000})
+
+        await self._driver.surely(once)

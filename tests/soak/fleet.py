@@ -1,0 +1,155 @@
+"""The worker processes: each in a place of its own, with its proxy, in which one follows the other."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL
+
+from tests.soak.proxy import Proxy
+
+ROOT = Path(__file__).parents[2]
+#: Seconds that a process may take to end after SIGTERM: its grace, and time to spare.
+PATIENCE = 30.0
+
+
+class Place:
+    """Where one worker process runs at a time."""
+
+    def __init__(self, number: int, url: URL, logs: Path, sabotage: str | None) -> None:
+        assert url.host is not None
+        assert url.port is not None
+        self.number = number
+        self.proxy = Proxy((url.host, url.port))
+        #: Somebody is doing something to this process.
+        self.busy = False
+        #: Nobody kills or stops the one in the first place: what leaks, leaks there longest.
+        self.spared = number == 0
+        self._url = url
+        self._logs = logs
+        self._command = [sys.executable, "-m", "tests.soak.worker"]
+        if sabotage:
+            self._command += ["--sabotage", sabotage]
+        if number % 2:
+            self._command += ["--driver", "asyncpg"]
+        self._generation = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._claims_before = 0
+        self._began = 0.0
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def log(self) -> Path:
+        return self._logs / f"worker-{self.number}-{self._generation:03d}.log"
+
+    @property
+    def at_work(self) -> bool:
+        """Whether it has begun to claim."""
+        alive = self._process is not None and self._process.poll() is None
+        return alive and self.proxy.commits["claim"] > self._claims_before
+
+    def start(self) -> None:
+        """Start the next process."""
+        self._generation += 1
+        self._claims_before = self.proxy.commits["claim"]
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0
+            )
+        assert self._process.stdin is not None
+        url = self._url.set(port=self.proxy.port).render_as_string(hide_password=False)
+        self._process.stdin.write(url.encode() + b"\n")
+        self._process.stdin.flush()
+        self._began = time.monotonic()
+
+    async def ended(self, seconds: float = PATIENCE) -> int | None:
+        """Its exit status; None when it still runs after so long."""
+        deadline = time.monotonic() + seconds
+        while (status := self.process.poll()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL, also to a frozen process."""
+        if self._process is None:
+            return
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def tail(self, lines: int = 12) -> str:
+        """The end of what it has said."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Fleet:
+    """All places."""
+
+    def __init__(self, url: URL, logs: Path, *, workers: int, sabotage: str | None) -> None:
+        self.places = [Place(number, url, logs, sabotage) for number in range(workers)]
+        #: What processes did that they should not, one line each.
+        self.wrong: list[str] = []
+        self.terms = 0
+        self.no_start = 0
+
+    async def __aenter__(self) -> Fleet:
+        for place in self.places:
+            await place.proxy.start()
+            place.start()
+        self._watch = asyncio.create_task(self._watched())
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        self._watch.cancel()
+        for place in self.places:
+            place.kill()
+            place.proxy.stop()
+
+    async def stop(self) -> None:
+        """All of them, gracefully."""
+        self._watch.cancel()
+        await asyncio.gather(*(self.term(place, again=False) for place in self.places))
+
+    async def term(self, place: Place, *, again: bool = True) -> None:
+        """SIGTERM: it must end by itself, and say 0 unless it had to abandon something."""
+        place.busy = True
+        try:
+            place.send(signal.SIGTERM)
+            status = await place.ended()
+            if status is None:
+                place.send(signal.SIGUSR1)  # it tells where it hangs
+                await asyncio.sleep(0.5)
+                self.wrong.append(f"SIGTERM did not end it within {PATIENCE:.0f} s: {place.log}")
+                place.kill()
+            elif status != 0 and not (status == 1 and "abandoned jobs" in place.log.read_text(errors="replace")):
+                self.wrong.append(f"after SIGTERM it ended with status {status}: {place.log}\n{place.tail()}")
+            if again:
+                place.start()
+        finally:
+            place.busy = False
+
+    async def _watched(self) -> None:
+        """Start again what ended by itself: a process may find no database when it starts, and must not die later."""
+        while True:
+            await asyncio.sleep(0.2)
+            for place in self.places:
+                if place.busy or (status := place.process.poll()) is None:
+                    continue
+                if " serves " in place.log.read_text(errors="replace"):
+                    self.wrong.append(f"it ended by itself with status {status}: {place.log}\n{place.tail()}")
+                self.no_start += 1
+                place.start()
