@@ -76,6 +76,8 @@ class Engines:
             raise ConfigurationError(f"awa_sqla needs PostgreSQL, not {self.url.get_backend_name()}")
         # What the books do is tried again, so a connection need not be proved alive before each use.
         self.book = self._make_async(ASYNCPG_PATIENCE, pool_size=5, max_overflow=5)
+        #: The same connections, for single statements: without BEGIN and COMMIT.
+        self.alone = self.book.execution_options(isolation_level="AUTOCOMMIT")
         self.heart = self._make_sync(pool_size=1, max_overflow=1)
         self._given, self._concurrency = given, concurrency
 

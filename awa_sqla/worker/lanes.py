@@ -33,13 +33,13 @@ class Lanes:
     def __init__(
         self,
         maker: async_sessionmaker[AsyncSession],
+        alone: AsyncEngine,
         app: Application,
         stale_after: timedelta,
         woken: Callable[[frozenset[str]], None],
     ) -> None:
         self._maker = maker
-        engine: AsyncEngine = maker.kw["bind"]
-        self._looking = engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._alone = alone
         self._app = app
         self._stale_after = stale_after
         self._woken = woken
@@ -98,5 +98,5 @@ class Lanes:
 
     async def _look(self, look: Callable[..., T], *arguments: Any) -> T:
         """What a look at the tables finds, outside of any transaction."""
-        async with self._looking.connect() as connection:
+        async with self._alone.connect() as connection:
             return await connection.run_sync(look, *arguments)

@@ -93,6 +93,6 @@ class Listener:
 
 
 async def notify(engine: AsyncEngine, channel: str, payload: str) -> None:
-    """Send one payload to a channel."""
-    async with engine.begin() as connection:
+    """Send one payload to a channel, over an engine in AUTOCOMMIT mode."""
+    async with engine.connect() as connection:
         await connection.execute(select(func.pg_notify(channel, payload)))

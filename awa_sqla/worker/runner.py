@@ -154,7 +154,7 @@ class Worker(Visible):
             self._spawn(listener.serve)
         self._spawn(self._poll)
         self._spawn(self._waits.serve)
-        self._lanes = Lanes(self._maker, self._app, self._options.stale_after, self._wake)
+        self._lanes = Lanes(self._maker, self._engines.alone, self._app, self._options.stale_after, self._wake)
         if self._options.maintenance:
             for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
                 self._spawn(lane)
@@ -215,7 +215,7 @@ class Worker(Visible):
 
     async def _ring(self, payload: str) -> None:
         """Send a payload to the channel, for the listener to hear."""
-        await insisting(lambda: notify(self._engines.book, self._engines.channel, payload))
+        await insisting(lambda: notify(self._engines.alone, self._engines.channel, payload))
 
     def _wake(self, queues: frozenset[str]) -> None:
         for name in queues & self._loops.keys():
@@ -234,7 +234,7 @@ class Worker(Visible):
 
     async def _survey(self) -> None:
         """Wake the queues that have work, and follow the settings that are in force by now."""
-        found = await insisting(lambda: survey(self._engines.book, list(self._loops)))
+        found = await insisting(lambda: survey(self._engines.alone, list(self._loops)))
         settings = {one.queue: one.in_force(self._queues[one.queue]) for one in found}
         numbers = rationed(settings, self._most)
         for name, in_force in settings.items():

@@ -80,7 +80,7 @@ class Found:
 
 async def survey(engine: AsyncEngine, queues: Sequence[str]) -> list[Found]:
     """Look at `queues`. One query."""
-    async with engine.begin() as connection:
+    async with engine.connect() as connection:
         rows: Sequence[Sequence[Any]] = (await connection.execute(SURVEY, {"queues": list(queues)})).all()
     return [Found(*row) for row in rows]
 
