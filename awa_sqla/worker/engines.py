@@ -18,6 +18,7 @@ from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.wakeups import channel
 from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session.target import refuse_autocommit, schema_in
+from awa_sqla.worker.forks import guard
 
 Given = str | URL | Engine | AsyncEngine
 
@@ -106,12 +107,14 @@ class Engines:
         driver = self.url.get_driver_name()
         name = self.url.drivername if driver in ("psycopg", "psycopg2") else "postgresql+psycopg"
         engine = create_engine(_for_libpq(self.url).set(drivername=name), **pool, pool_pre_ping=True)
+        guard(engine)
         self._own_sync.append(engine)
         return engine.execution_options(**self._options)
 
     def _make_async(self, **pool: Any) -> AsyncEngine:
         name = self.url.drivername if self.url.get_driver_name() == "asyncpg" else "postgresql+psycopg"
         engine = create_async_engine(self.url.set(drivername=name), **pool, pool_pre_ping=True)
+        guard(engine.sync_engine)
         self._own_async.append(engine)
         return engine.execution_options(**self._options)
 

@@ -22,6 +22,7 @@ from typing import Any, Protocol, Self, cast
 
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.worker.config import host_and_port
+from awa_sqla.worker.forks import in_child
 from awa_sqla.worker.heartbeat import Heart
 from awa_sqla.worker.listen import Listener
 
@@ -64,6 +65,7 @@ class Health:
     async def __aenter__(self) -> Self:
         if self._wanted is not None:
             self._server = _Server(self._wanted, self)
+            self._forget = in_child(self._server.socket.close)
             self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="awa_sqla health")
             self._thread.daemon = True
             self._thread.start()
@@ -76,6 +78,7 @@ class Health:
             self._pulse.cancel()
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()
+            self._forget()
 
     @property
     def address(self) -> str | None:

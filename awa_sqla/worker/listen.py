@@ -12,6 +12,8 @@ from collections.abc import Callable
 import psycopg
 from psycopg import sql
 
+from awa_sqla.worker.forks import hold
+
 log = logging.getLogger("awa_sqla.worker")
 
 #: Seconds between proofs that the connection still lives.
@@ -35,6 +37,7 @@ class Listener:
                 async with await psycopg.AsyncConnection.connect(
                     self._url, autocommit=True, connect_timeout=10, application_name="awa_sqla listener"
                 ) as connection:
+                    hold(connection)
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
                     self.healthy = True
                     pause = 0.1
