@@ -391,6 +391,7 @@ def test_a_fork_does_not_share_the_process() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
 def test_a_fork_does_not_share_a_process_that_another_thread_is_asking() -> None:
     mine = Evaluator()
     assert mine.ask({"check": "true"}) is None
