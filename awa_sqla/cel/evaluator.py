@@ -37,6 +37,7 @@ class Evaluator:
 
     def __init__(self) -> None:
         self._idle: list[subprocess.Popen[bytes]] = []
+        self._living: set[subprocess.Popen[bytes]] = set()
         self._lock = threading.Lock()
         self._turns = threading.Semaphore(MOST)
         if hasattr(os, "register_at_fork"):
@@ -46,11 +47,11 @@ class Evaluator:
     def ask(self, question: dict[str, Any]) -> Any:
         """The answer of the process. Blocks. Raises `UnansweredError`, `ConfigurationError` without the extra."""
         with self._turns:
-            child = self._kept() or _started()
+            child = self._kept() or self._started()
             try:
                 answer = _asked(child, question, PATIENCE)
             except BaseException:
-                _ended(child)
+                self._end(child)
                 raise
             with self._lock:
                 self._idle.append(child)
@@ -61,7 +62,7 @@ class Evaluator:
         with self._lock:
             child = self._idle.pop() if self._idle else None
         if child is not None and child.poll() is not None:
-            _ended(child)  # somebody has killed it meanwhile
+            self._end(child)  # somebody has killed it meanwhile
             return None
         return child
 
@@ -70,36 +71,53 @@ class Evaluator:
         with self._lock:
             idle, self._idle = self._idle, []
         for child in idle:
-            _ended(child)
+            self._end(child)
 
     def _forget(self) -> None:
-        """After a fork: the process is the parent's, and so is whoever holds the lock."""
+        """After a fork: the processes are the parent's, and so is whoever holds the lock, or talks to one of them."""
         self._lock, self._turns = threading.Lock(), threading.Semaphore(MOST)
-        for child in self._idle:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for child in self._living:
             child.returncode = 0  # not ours to wait for
+            for pipe in (child.stdin, child.stdout):
+                # To close it would send what is buffered, or wait for the thread that was sending.
+                if pipe is not None and not pipe.closed:
+                    os.dup2(nowhere, pipe.fileno(), inheritable=False)
+        os.close(nowhere)
+        for child in self._idle:
             _close_pipes(child)
-        self._idle = []
+        self._idle, self._living = [], set()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        child = _spawned()
+        self._living.add(child)
+        try:
+            _asked(child, {"check": "true"}, START)
+        except BaseException as exc:
+            self._end(child)
+            if isinstance(exc, UnansweredError):
+                raise ConfigurationError(f"{sys.executable} cannot start the process that evaluates policies") from exc
+            raise
+        return child
+
+    def _end(self, child: subprocess.Popen[bytes]) -> None:
+        child.kill()
+        _close_pipes(child)
+        child.wait()
+        self._living.discard(child)
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _spawned() -> subprocess.Popen[bytes]:
     found = importlib.util.find_spec("cel")
     if found is None or found.origin is None:
         raise ConfigurationError("callback policies need the package common-expression-language: install awa-sqla[cel]")
     packages = str(Path(found.origin).parent.parent)
-    child = subprocess.Popen(  # noqa: S603 - our own file
+    return subprocess.Popen(  # noqa: S603 - our own file
         [sys.executable, "-I", str(_CHILD), packages],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
-    try:
-        _asked(child, {"check": "true"}, START)
-    except BaseException as exc:
-        _ended(child)
-        if isinstance(exc, UnansweredError):
-            raise ConfigurationError(f"{sys.executable} cannot start the process that evaluates policies") from exc
-        raise
-    return child
 
 
 def _asked(child: subprocess.Popen[bytes], question: dict[str, Any], seconds: float) -> Any:
@@ -119,12 +137,6 @@ def _asked(child: subprocess.Popen[bytes], question: dict[str, Any], seconds: fl
     if not line.endswith(b"\n"):
         raise UnansweredError
     return json.loads(line)
-
-
-def _ended(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    _close_pipes(child)
-    child.wait()
 
 
 def _close_pipes(child: subprocess.Popen[bytes]) -> None:

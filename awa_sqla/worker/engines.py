@@ -26,6 +26,7 @@ from awa_sqla.models.wakeups import channel
 from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session.sqlstates import READ_ONLY, driver_sqlstate
 from awa_sqla.session.target import refuse_autocommit, schema_in
+from awa_sqla.worker.forks import guard
 from awa_sqla.worker.pools import warn_of_few
 
 log = logging.getLogger("awa_sqla.worker")
@@ -194,6 +195,7 @@ class Engines:
         return engine.execution_options(**self._options)
 
     def _watch(self, engine: Engine) -> None:
+        guard(engine)
         event.listen(engine, "connect", self._connected)
         event.listen(engine, "handle_error", _leave_read_only)
 

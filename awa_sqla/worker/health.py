@@ -22,6 +22,7 @@ from typing import Any, Protocol, Self, cast
 
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.worker.config import host_and_port
+from awa_sqla.worker.forks import in_child
 from awa_sqla.worker.heartbeat import Heart
 from awa_sqla.worker.listen import Listener
 
@@ -57,6 +58,8 @@ class Health:
         self._stale = stale_after.total_seconds()
         self._worker = worker
         self._server: _Server | None = None
+        #: Where it listens, as `host:port`, while it does.
+        self.address: str | None = None
         self._heart: Heart | None = None
         self._listener: Listener | None = None
         self._turned = time.monotonic()
@@ -64,6 +67,8 @@ class Health:
     async def __aenter__(self) -> Self:
         if self._wanted is not None:
             self._server = _Server(self._wanted, self)
+            self.address = self._server.reached_at()
+            self._forget = in_child(self._server.socket.close)
             self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="awa_sqla health")
             self._thread.daemon = True
             self._thread.start()
@@ -76,14 +81,8 @@ class Health:
             self._pulse.cancel()
             await asyncio.to_thread(self._server.shutdown)
             self._server.server_close()
-
-    @property
-    def address(self) -> str | None:
-        """Where it listens, as `host:port`, while it does."""
-        if self._server is None:
-            return None
-        host, port = self._server.socket.getsockname()[:2]
-        return f"[{host}]:{port}" if self._server.address_family == socket.AF_INET6 else f"{host}:{port}"
+            self.address = None
+            self._forget()
 
     def started(self, heart: Heart, listener: Listener | None) -> None:
         """The worker has begun to claim."""
@@ -173,6 +172,11 @@ class _Server(ThreadingHTTPServer):
             only = self.server_address[0] != "::"
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
         socketserver.TCPServer.server_bind(self)
+
+    def reached_at(self) -> str:
+        """As `host:port`."""
+        host, port = self.socket.getsockname()[:2]
+        return f"[{host}]:{port}" if self.address_family == socket.AF_INET6 else f"{host}:{port}"
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -16,6 +16,8 @@ from psycopg import sql
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from awa_sqla.worker.forks import hold
+
 log = logging.getLogger("awa_sqla.worker")
 
 #: Seconds between proofs that notifications arrive, and for one to arrive.
@@ -68,6 +70,7 @@ class Listener:
         async with await psycopg.AsyncConnection.connect(
             self._conninfo, autocommit=True, application_name="awa_sqla listener"
         ) as connection:
+            hold(connection)
             await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
             while True:
                 await self._ring(self._token)

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, NoReturn, Protocol, Self
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.worker.forks import in_child
 from awa_sqla.worker.loops import loop_factory
 from awa_sqla.worker.runner import Worker
 
@@ -97,14 +98,22 @@ class Signals:
             numbers.append(signal.SIGHUP)
         for number in numbers:
             self._before[number] = signal.signal(number, lambda number, _: self._caught.put(number))
+        self._forget = in_child(self._leave_to_child)
         self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self._forget()
         for number, before in self._before.items():
             signal.signal(number, signal.SIG_DFL if before is None else before)
         self._caught.put(None)
         self._thread.join()
+
+    def _leave_to_child(self) -> None:
+        """What a forked child is told is its own matter, and would reach our loop through the loop's pipe."""
+        signal.set_wakeup_fd(-1)
+        for number in self._before:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def reload(self) -> None:
         """As SIGHUP does. From any thread."""

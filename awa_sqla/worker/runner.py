@@ -13,7 +13,6 @@ import os
 import re
 import secrets
 import socket
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
@@ -110,7 +109,8 @@ class Worker(Visible):
 
     async def _start(self) -> None:
         check_loop(self._options.uvloop)
-        self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+        self._loop = asyncio.get_running_loop()
+        self._stack.callback(self._take_thread())
         await self._stack.enter_async_context(self._health)
         self._stack.push_async_callback(self._engines.dispose)
         await self._engines.check()

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from awa_sqla.args import Backoff, JobArgs, backoff_of, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
+from awa_sqla.worker.forks import async_confined, confined
 from awa_sqla.worker.outcomes import Failed
 from awa_sqla.worker.trouble import passing
 
@@ -64,10 +65,11 @@ class Tasks:
             raise ConfigurationError(f"kind {kind!r} has a handler already: {_full_name(known.handler)}")
         if inspect.isasyncgenfunction(handler) or inspect.isgeneratorfunction(handler):
             raise ConfigurationError(f"handler {_full_name(handler)} is a generator; it must be a plain function")
+        is_async = inspect.iscoroutinefunction(handler)
         self._by_kind[kind] = Task(
             args_class,
-            handler,
-            inspect.iscoroutinefunction(handler),
+            async_confined(handler) if is_async else confined(handler),
+            is_async,
             transactional,
             None if retry_on is None else _errors("retry_on", retry_on),
             _errors("discard_on", discard_on),

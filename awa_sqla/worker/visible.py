@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
+from collections.abc import Callable
 
 from awa_sqla.worker.config import WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop
 from awa_sqla.worker.dump import dump
 from awa_sqla.worker.flight import Flight
+from awa_sqla.worker.forks import awaited_in_child, check, in_child
 from awa_sqla.worker.health import Health
 
 
@@ -28,6 +32,7 @@ class Visible:
 
     def __init__(self, version: str, options: WorkerOptions) -> None:
         self.version = version
+        self._process = os.getpid()
         self._health = Health(options.health, options.stale_after, self)
 
     @property
@@ -47,3 +52,17 @@ class Visible:
     def dump(self) -> str:
         """The running jobs with the stack of each handler, for a person; also while a handler blocks the loop."""
         return dump(self.id, list(self._flight), self._thread)
+
+    def _take_thread(self) -> Callable[[], None]:
+        """This is the event loop's thread; its children must not go on with the loop, until what is returned is called.
+
+        Raises `ConfigurationError` in a child of the process that the worker was made in.
+        """
+        check(self._process, "worker")
+        loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
+
+        def in_the_child() -> None:
+            if threading.get_ident() == self._thread:
+                loop.call_soon(awaited_in_child)
+
+        return in_child(in_the_child)

@@ -292,7 +292,8 @@ def test_a_nest_that_ends_the_process_is_an_answer_all_the_same() -> None:
 
 
 def _ask_raw(line: bytes) -> None:
-    child = evaluator._started()
+    mine = Evaluator()
+    child = mine._started()
     try:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -301,7 +302,7 @@ def _ask_raw(line: bytes) -> None:
         if not child.stdout.readline():
             raise UnansweredError
     finally:
-        evaluator._ended(child)
+        mine._end(child)
 
 
 def test_many_threads_ask_at_the_same_time_and_few_processes_answer_and_are_kept() -> None:
@@ -351,7 +352,7 @@ def test_a_signal_to_the_whole_group_is_no_verdict(number: signal.Signals) -> No
 
 @pytest.mark.skipif(not hasattr(signal, "alarm"), reason="needs alarms")
 def test_a_question_ends_also_when_nobody_is_left_to_end_it() -> None:
-    child = evaluator._started()
+    child = Evaluator()._started()
     assert child.stdin is not None
     child.stdin.write(json.dumps(SLOW | {"payload": {"a": list(range(20_000))}}).encode() + b"\n")
     evaluator._close_pipes(child)
@@ -386,6 +387,30 @@ def test_a_fork_does_not_share_the_process() -> None:
     parents.returncode = None
     assert parents.wait() == 0  # it lost its parent
     assert mine.ask({"check": "true"}) is None
+    mine.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_a_fork_does_not_share_a_process_that_another_thread_is_asking() -> None:
+    mine = Evaluator()
+    assert mine.ask({"check": "true"}) is None
+    [asked] = mine._idle
+    pipes = [os.fstat(pipe.fileno()).st_ino for pipe in (asked.stdin, asked.stdout) if pipe is not None]
+    question = SLOW | {"payload": {"a": list(range(400))}}
+    answers: list[object] = []
+    thread = threading.Thread(target=lambda: answers.append(mine.ask(question)))
+    thread.start()
+    while mine._idle:
+        threading.Event().wait(0.001)
+    pid = os.fork()
+    if pid == 0:
+        mine_now = [os.fstat(pipe.fileno()).st_ino for pipe in (asked.stdin, asked.stdout) if pipe is not None]
+        os._exit(len(set(mine_now) & set(pipes)))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    thread.join()
+    assert answers == [{"says": "fail"}]
+    assert mine._idle == [asked]
     mine.close()
 
 

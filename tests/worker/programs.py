@@ -51,6 +51,7 @@ class Program:
         self.script.write_text(APP + f"OPTIONS = {options}\n" + source)
         self._stderr = here / "stderr"
         self._settings = settings
+        self._expected = False
         self._url = stage.url.render_as_string(hide_password=False)
         self.command: list[str] = [sys.executable, str(self.script)]
 
@@ -81,6 +82,7 @@ class Program:
 
     def status(self) -> int:
         """The exit status, which comes soon."""
+        self._expected = True
         return self.process.wait(PATIENCE)
 
     def stderr(self) -> str:
@@ -95,7 +97,7 @@ class Program:
         self.until(lambda: all((self.here / name).exists() for name in names))
 
     def until(self, condition: Callable[[], object]) -> None:
-        """Wait for a condition, while the process lives."""
+        """Wait for a condition; the process must not end before it was asked for its status."""
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, "it takes too long"

@@ -45,19 +45,21 @@ def test_a_pool_too_small_for_the_queues_is_refused_with_the_sum(stage, road, gi
 
     stage.app.queues |= {"default": QueueConfig(concurrency=10), "email": QueueConfig(concurrency=20)}
     stage.app.task(Work, transactional=True)(later if road == "async" else now)
-    engine: Any = create_async_engine(stage.url) if road == "async" else create_engine(stage.url)
-    options: dict[str, Any] = {"url": engine}
-    if given == "factory":
-        name = "async_session_factory" if road == "async" else "session_factory"
-        options = {name: async_sessionmaker(engine) if road == "async" else sessionmaker(engine)}
+
+    def options() -> dict[str, Any]:
+        engine: Any = create_async_engine(stage.url) if road == "async" else create_engine(stage.url)
+        if given == "engine":
+            return {"url": engine}
+        if road == "async":
+            return {"async_session_factory": async_sessionmaker(engine)}
+        return {"session_factory": sessionmaker(engine)}
+
     stage.enqueue(Work())
     with pytest.raises(ConfigurationError, match=r"10 \(default\) \+ 20 \(email\) = 30 .* gives 15 .* to 15 in all"):
-        stage.play(**options)
+        stage.play(**options())
     assert stage.states() == ["available"]
-    stage.play(queues=["default"], **options)
+    stage.play(queues=["default"], **options())
     assert stage.states() == ["completed"]
-    if road == "def":
-        engine.dispose()
 
 
 def test_a_pool_without_a_limit_and_handlers_without_a_session_need_no_sum(stage):

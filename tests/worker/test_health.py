@@ -123,6 +123,7 @@ def test_while_the_lifespan_starts_the_process_is_alive_and_not_ready(stage):
         address = worker.health_address
         gone.set()
         await life
+        assert worker.health_address is None
         with pytest.raises(ConnectionRefusedError):
             ask(address, "/healthz")
 
