@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, event, make_url, text
+from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, SchemaVersionError, Worker, cancel
@@ -317,20 +317,22 @@ def test_a_killed_workers_jobs_are_done_by_the_next_one(stage, quick, tmp_path):
     assert (job.id, job.state, job.attempt, len(job.errors)) == (job_id, "completed", 2, 1)
 
 
-def test_idle_lanes_only_look(stage, monkeypatch):
+def test_idle_lanes_only_look(stage, monkeypatch, request):
     monkeypatch.setattr(lanes, "PROMOTION", 0.1)
     sent: list[str] = []
-    given = create_async_engine(stage.url)
-    event.listen(
-        given.sync_engine, "before_cursor_execute", lambda conn, cursor, statement, *rest: sent.append(statement)
-    )
+
+    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        sent.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", note)
+    request.addfinalizer(lambda: event.remove(Engine, "before_cursor_execute", note))
     stage.app.task(Work)(nothing)
     stage.app.on_completed(Work, name="spec")(lambda event: [])
 
     def looks(table: str) -> list[str]:
         return [statement for statement in sent if f"FROM awa.{table}" in statement]
 
-    stage.play(lambda: len(looks("scheduled_jobs")) > 5 and len(looks("follow_up_obligations")) > 2, url=given)
+    stage.play(lambda: len(looks("scheduled_jobs")) > 5 and len(looks("follow_up_obligations")) > 2)
     assert len(set(looks("scheduled_jobs"))) == len(set(looks("follow_up_obligations"))) == 1
     assert not any(word in one for one in looks("scheduled_jobs") for word in ("DELETE", "FOR UPDATE"))
     assert "FOR UPDATE" not in looks("follow_up_obligations")[0]
