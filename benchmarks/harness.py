@@ -173,7 +173,7 @@ class Harness:
         with psycopg.connect(self.dsn(database), autocommit=True) as own, self._worker(peer, database, log) as worker:
             process, board = worker
             limit = time.monotonic() + PATIENCE
-            cpu_before = _cpu_seconds(process.pid)
+            cpu_before = cpu_seconds(process.pid)
             board.cells[Board.GO] = 1
             while board.cells[0] < jobs:
                 _still_alive(process, log, limit)
@@ -187,7 +187,7 @@ class Harness:
                 start=board.cells[1],
                 end=time.monotonic_ns(),
                 begun=board.begun,
-                cpu_seconds=_cpu_seconds(process.pid) - cpu_before,
+                cpu_seconds=cpu_seconds(process.pid) - cpu_before,
                 peak_mb=peak_mb(process.pid),
                 polls=polls,
             )
@@ -237,7 +237,7 @@ def _still_alive(process: subprocess.Popen[bytes], log: Path, limit: float) -> N
         raise PeerError(f"the worker took too long: {log.read_text()[-800:]}")
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """User and system time of a process; 0 where there is no /proc."""
     stat = Path(f"/proc/{pid}/stat")
     if not stat.exists():

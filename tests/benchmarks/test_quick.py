@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import environments
+from benchmarks import environments, idle, memory
 from benchmarks.adapters.common import Adapter, Board, Payload, UnsupportedError, payload, peak_mb
 from benchmarks.adapters.common import main as run_adapter
 from benchmarks.environments import PEERS, Peer, prepare
@@ -303,3 +303,57 @@ def test_a_handler_leaves_its_mark_on_the_board(tmp_path):
     Board(tmp_path / "board").handler()(7)
     assert board.cells[0] == 1
     assert board.begun == [board.cells[2 + 7]]
+
+
+# ------------------------------------------------------------ a worker that lasts
+
+
+@pytest.mark.parametrize(
+    ("statement", "who"),
+    [
+        ("BEGIN ISOLATION LEVEL READ COMMITTED", idle.CONTROL),
+        ("COMMIT", idle.CONTROL),
+        ("SELECT $1", "pings and proofs"),
+        ("SELECT anon_1.queue \nFROM unnest($1::TEXT[]) AS anon_1(queue)", "poll for work"),
+        ("SELECT EXTRACT(epoch FROM min(awa.scheduled_jobs.run_at))", "promotion"),
+        ("SELECT something  \n else entirely", "SELECT something else entirely"),
+    ],
+)
+def test_every_statement_has_a_sender(statement, who):
+    assert idle.sender(statement) == who
+
+
+def idle_row(**others: Any) -> dict[str, Any]:
+    row = {"mode": "notify", "queues": 1, "queries": 1.9, "with_control": 4.4, "commits": 2.6, "cpu_percent": 0.5}
+    return row | {"rss_mb": 80.0, "senders": {"promotion": 1.0}} | others
+
+
+def test_the_worst_number_of_queues_decides_whether_an_idle_worker_is_cheap():
+    good, bad = idle_row(), idle_row(queues=50, queries=2.5, cpu_percent=1.5)
+    assert [line.rpartition(": ")[2] for line in idle.verdicts([good])] == ["reached", "reached"]
+    assert [line.rpartition(": ")[2] for line in idle.verdicts([good, bad])] == ["not reached", "not reached"]
+    assert idle.verdicts([idle_row(mode="poll-only")]) == []
+
+
+def test_the_idle_report_has_a_row_for_each_set_up_and_for_each_sender():
+    about = {"when": "today", "postgresql": "18.6", "cores": 2, "load": [0.5, 1.5], "seconds": 60.0}
+    text = idle.markdown(about, [idle_row(), idle_row(mode="poll-only", senders={"rescue": 0.1})])
+    assert "| notify | 1 | 1.90 | 4.40 | 2.60 | 0.50 | 80.0 |" in text
+    assert "| promotion | 1.00 | 0.00 |\n| rescue | 0.00 | 0.10 |" in text
+
+
+def test_memory_grows_by_what_is_added_after_the_warm_up():
+    objects = [{"builtins.list": n} for n in (0, 10, 11, 31)]
+    samples = [
+        {"jobs": n * 100, "seconds": 1.0, "rss": rss, "objects": objects[n], "all_objects": 1000 + n * 10}
+        for n, rss in enumerate((0, 5_000_000, 5_000_100, 5_000_200))
+    ]
+    assert memory.slope(samples, "rss", 100) == pytest.approx(1.0)
+    text = memory.markdown({"when": "today", "postgresql": "18.6", "cores": 2, "warm_up": 100}, samples)
+    assert "- after 100 jobs: 1.00 bytes and 0.10000 objects for each job\n- +21 builtins.list\n" in text
+
+
+def test_the_shares_of_kinds_make_a_thousand_and_all_come():
+    assert sum(memory.KINDS.values()) == 1000
+    assert {type(job) for job in memory.jobs(1000)} == set(memory.KINDS)
+    assert memory.parsed(["--jobs", "50"]).warm_up == 10
