@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import text
 from sqlalchemy import exc as sa_exc
+from sqlalchemy import text
 
 from awa_sqla.localpg import LocalPostgres
 from tests.soak.fleet import Fleet, Place
@@ -37,12 +37,12 @@ class Amounts:
     failovers: int = 0
 
     @classmethod
-    def of(cls, kills: int, *, failovers: int = 0) -> Amounts:
-        """In proportion to the kills."""
+    def of(cls, kills: int, *, stops: int | None = None, failovers: int = 0) -> Amounts:
+        """In proportion to the kills, but for what is given."""
         return cls(
             kills=kills,
             terms=max(kills // 8, 1),
-            stops=max(kills // 10, 2),
+            stops=max(kills // 10, 2) if stops is None else stops,
             terminations=max(kills // 3, 2),
             restarts=max(kills // 25, 1),
             cuts=max(kills // 3, 2),

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from sqlalchemy import URL
 
@@ -41,7 +41,6 @@ class Place:
         self._generation = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._claims_before = 0
-        self._began = 0.0
 
     @property
     def process(self) -> subprocess.Popen[bytes]:
@@ -70,12 +69,11 @@ class Place:
         url = self._url.set(port=self.proxy.port).render_as_string(hide_password=False)
         self._process.stdin.write(url.encode() + b"\n")
         self._process.stdin.flush()
-        self._began = time.monotonic()
 
     async def ended(self, seconds: float = PATIENCE) -> int | None:
         """Its exit status; None when it still runs after so long."""
         deadline = time.monotonic() + seconds
-        while (status := self.process.poll()) is None and time.monotonic() < deadline:
+        while (status := self.process.poll()) is None and time.monotonic() < deadline:  # noqa: ASYNC110 - a process
             await asyncio.sleep(0.02)
         return status
 
@@ -106,14 +104,14 @@ class Fleet:
         self.terms = 0
         self.no_start = 0
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> Self:
         for place in self.places:
             await place.proxy.start()
             place.start()
         self._watch = asyncio.create_task(self._watched())
         return self
 
-    async def __aexit__(self, *exc: Any) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._watch.cancel()
         for place in self.places:
             place.kill()

@@ -26,10 +26,10 @@ PATIENCE = 60.0
 _BATCH = 20
 
 
-def plan(rng: random.Random) -> EnqueueRequest:
-    """One job: mostly plain, sometimes with trouble of its own."""
-    kind = rng.choices((Write, WriteAsync, Call, CallAsync, Walk, WalkAsync), (30, 30, 15, 15, 5, 5))[0]
-    slow = rng.random() < 0.1
+def plan(rng: random.Random, slow_share: float) -> EnqueueRequest:
+    """One job: mostly quick and plain, sometimes with trouble of its own."""
+    kind = rng.choices((Write, WriteAsync, Call, CallAsync, Walk, WalkAsync), (24, 24, 23, 23, 3, 3))[0]
+    slow = rng.random() < slow_share
     walks = kind in (Walk, WalkAsync)
     nap = rng.uniform(0.2, 2.0) if slow else rng.choice((0, 0, 0.01, 0.05))
     fields: dict[str, Any] = {"nap": round(nap / 5 if walks else nap, 3), "bucket": rng.randrange(10)}
@@ -40,7 +40,7 @@ def plan(rng: random.Random) -> EnqueueRequest:
     if rng.random() < 0.05:
         fields["snoozes"] = rng.randint(1, 2)
     fields["end"] = rng.choices(("done", "cancel", "fatal"), (90, 5, 5))[0]
-    for field, share in (("child", 0.4), ("tells", 0.5), ("balks", 0.05)):
+    for field, share in (("child", 0.25), ("tells", 0.25), ("balks", 0.03)):
         fields[field] = rng.random() < share
     if rng.random() < 0.04:  # spent after two attempts, whatever ends them; kept as a dead letter
         return EnqueueRequest(kind(**fields | {"raises": 1000}), queue="doomed", max_attempts=2)
@@ -92,9 +92,10 @@ class Driver:
 class Load:
     """Enqueues `jobs` jobs over `seconds`, and cancels a few."""
 
-    def __init__(self, driver: Driver, jobs: int, seed: int) -> None:
+    def __init__(self, driver: Driver, jobs: int, seed: int, slow: float) -> None:
         self._driver = driver
         self._jobs = jobs
+        self._slow = slow
         self._plans = random.Random(f"{seed} plans")
         self._rng = random.Random(f"{seed} load")
         self._batch = 0
@@ -116,7 +117,7 @@ class Load:
         self.done.set()
 
     async def _enqueue_some(self, size: int) -> None:
-        requests = [plan(self._plans) for _ in range(size)]
+        requests = [plan(self._plans, self._slow) for _ in range(size)]
         self._batch += 1
         if self._rng.random() < 0.1:
             await self._driver.surely(lambda: self._send(requests, ghost=True))
