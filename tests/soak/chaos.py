@@ -19,8 +19,8 @@ from tests.soak.load import DRIVER, Driver
 from tests.soak.proxy import PURPOSES, Armed
 from tests.soak.worker import STALE_AFTER
 
-#: Seconds to wait for somebody to hurt, or for a COMMIT to cut.
-PATIENCE = 8.0
+#: Seconds to wait for somebody to hurt, for a COMMIT to cut, and between two kills.
+PATIENCE, COMMIT_PATIENCE, BREATH = 60.0, 8.0, 0.7
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class Chaos:
         self._amounts = amounts
         self._rng = random.Random(f"{seed} chaos")
         self._restarting = asyncio.Lock()
+        self._killing = asyncio.Lock()
         #: What was done.
         self.did: Counter[str] = Counter()
 
@@ -108,11 +109,13 @@ class Chaos:
         return None
 
     async def _kill(self) -> None:
-        place = await self._victim() or next((p for p in self._fleet.places if not p.busy and not p.spared), None)
-        if place is not None:
-            place.kill()
-            place.start()
-            self.did["kills"] += 1
+        async with self._killing:
+            place = await self._victim()
+            if place is not None:
+                place.kill()
+                place.start()
+                self.did["kills"] += 1
+                await asyncio.sleep(BREATH)  # kills that are late do not come all at once
 
     async def _term(self) -> None:
         place = await self._victim()
@@ -164,7 +167,7 @@ class Chaos:
         armed = Armed(self._rng.choice(("before", "after")), what)
         place.proxy.arm(armed)
         try:
-            await asyncio.wait_for(armed.hit.wait(), PATIENCE)
+            await asyncio.wait_for(armed.hit.wait(), COMMIT_PATIENCE)
         except TimeoutError:
             place.proxy.disarm(armed)
             self.did["no such commit"] += 1
