@@ -80,8 +80,8 @@ class Chaos:
             for part in range(count)
         )
 
-    async def rage(self, seconds: float) -> None:
-        """Do it all."""
+    async def rage(self, seconds: float, progress: Callable[[], float]) -> None:
+        """Do it all, each when its time has come and `progress()`, from 0 to 1, is as far as the time should be."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         doing: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -97,6 +97,8 @@ class Chaos:
         async with asyncio.TaskGroup() as tasks:
             for when, what in self.schedule(seconds):
                 await asyncio.sleep(max(began + when - loop.time(), 0))
+                while progress() < when / seconds:  # noqa: ASYNC110 - it is no event
+                    await asyncio.sleep(0.1)
                 tasks.create_task(doing[what]())
 
     async def _victim(self, *, spared: bool = False) -> Place | None:

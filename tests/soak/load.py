@@ -24,6 +24,19 @@ DRIVER = "soak driver"
 #: Seconds that the driver itself may be without a database.
 PATIENCE = 60.0
 _BATCH = 20
+#: Jobs and obligations that may be open before the driver waits.
+AHEAD = 600
+
+#: Jobs that are not finished, and follow-ups that are owed.
+OPEN = (
+    f"SELECT (SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state NOT IN "
+    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')) "
+    "+ (SELECT count(*) FROM awa.follow_up_obligations)"
+)
+FINISHED = (
+    f"SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state IN "
+    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')"
+)
 
 
 def plan(rng: random.Random, slow_share: float) -> EnqueueRequest:
@@ -104,17 +117,21 @@ class Load:
         self.rolled_back = 0
         self.withdrawn = 0
         self.refused = 0
-        self.done = asyncio.Event()
+
+    @property
+    def progress(self) -> float:
+        """How much is enqueued, from 0 to 1."""
+        return self.enqueued / self._jobs
 
     async def enqueue_all(self, seconds: float) -> None:
-        """A fifth at once, the others evenly."""
+        """Evenly over the time; later, while the workers cannot keep up."""
         began = time.monotonic()
         while self.enqueued < self._jobs:
-            due = self._jobs // 5 + self._jobs * (time.monotonic() - began) / seconds
-            while self.enqueued < min(due, self._jobs):
-                await self._enqueue_some(min(self._rng.randint(1, _BATCH), self._jobs - self.enqueued))
-            await asyncio.sleep(0.05)
-        self.done.set()
+            due = max(self._jobs * (time.monotonic() - began) / seconds, AHEAD / 4)
+            while await self._driver.scalar(OPEN) < AHEAD and self.enqueued < min(due, self._jobs):
+                for _ in range(5):
+                    await self._enqueue_some(min(self._rng.randint(1, _BATCH), self._jobs - self.enqueued))
+            await asyncio.sleep(0.1)
 
     async def _enqueue_some(self, size: int) -> None:
         requests = [plan(self._plans, self._slow) for _ in range(size)]
@@ -122,7 +139,7 @@ class Load:
         if self._rng.random() < 0.1:
             await self._driver.surely(lambda: self._send(requests, ghost=True))
             self.rolled_back += size
-        ids = await self._driver.surely(lambda: self._send(requests, ghost=False))
+        ids = await self._driver.surely(lambda: self._send(requests, ghost=False)) if requests else []
         self.enqueued += size
         self._cancellable += ids[:1]
 
@@ -197,15 +214,3 @@ async def _one_by_one(session: AsyncSession, requests: list[EnqueueRequest]) -> 
     ]
     await session.flush()
     return [job.id for job in jobs]
-
-
-#: Jobs that are not finished, and follow-ups that are owed.
-OPEN = (
-    f"SELECT (SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state NOT IN "
-    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')) "
-    "+ (SELECT count(*) FROM awa.follow_up_obligations)"
-)
-FINISHED = (
-    f"SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state IN "
-    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')"
-)

@@ -154,8 +154,8 @@ class Soak:
         cancels = asyncio.create_task(self._load.cancel_some(seconds / max(self._settings.jobs / 100, 1)))
         looks = asyncio.create_task(self._look())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._load.enqueue_all(seconds * 0.9))
-            tasks.create_task(self._chaos.rage(seconds))
+            tasks.create_task(self._load.enqueue_all(seconds))
+            tasks.create_task(self._chaos.rage(seconds, lambda: self._load.progress))
         for task in (cancels, looks):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
