@@ -158,7 +158,8 @@ CHECKS: dict[str, str] = {
         WHERE b.mark = 'begin' GROUP BY b.id, 1, 2, 3 HAVING b.step < max(r.step)""",
     "checkpoints out of nowhere": """
         SELECT b.job_id AS id, b.run_lease, b.step AS begun FROM soak_steps b WHERE b.mark = 'begin' AND b.step > 1 + (
-            SELECT COALESCE(max(r.step), 0) FROM soak_steps r WHERE r.job_id = b.job_id AND r.run_lease < b.run_lease)""",
+            SELECT COALESCE(max(r.step), 0) FROM soak_steps r
+            WHERE r.job_id = b.job_id AND r.run_lease < b.run_lease)""",
     "walks with steps left out": """
         SELECT j.id FROM soak_jobs j WHERE j.kind IN ('walk', 'walk_async') AND j.state = 'completed' AND
             (SELECT max(step) FROM soak_steps s WHERE s.job_id = j.id) < (j.args->>'steps')::int""",

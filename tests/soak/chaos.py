@@ -10,8 +10,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import text
 from sqlalchemy import exc as sa_exc
+from sqlalchemy import text
 
 from awa_sqla.localpg import LocalPostgres
 from tests.soak.fleet import Fleet, Place
@@ -19,8 +19,8 @@ from tests.soak.load import DRIVER, Driver
 from tests.soak.proxy import PURPOSES, Armed
 from tests.soak.worker import STALE_AFTER
 
-#: Seconds to wait for somebody to hurt, or for a COMMIT to cut.
-PATIENCE = 8.0
+#: Seconds to wait for somebody to hurt, for a COMMIT to cut, and between two kills.
+PATIENCE, COMMIT_PATIENCE, BREATH = 60.0, 8.0, 0.7
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class Amounts:
     failovers: int = 0
 
     @classmethod
-    def of(cls, kills: int, *, failovers: int = 0) -> Amounts:
-        """In proportion to the kills."""
+    def of(cls, kills: int, *, stops: int | None = None, failovers: int = 0) -> Amounts:
+        """In proportion to the kills, but for what is given."""
         return cls(
             kills=kills,
             terms=max(kills // 8, 1),
-            stops=max(kills // 10, 2),
+            stops=max(kills // 10, 2) if stops is None else stops,
             terminations=max(kills // 3, 2),
             restarts=max(kills // 25, 1),
             cuts=max(kills // 3, 2),
@@ -67,6 +67,7 @@ class Chaos:
         self._amounts = amounts
         self._rng = random.Random(f"{seed} chaos")
         self._restarting = asyncio.Lock()
+        self._killing = asyncio.Lock()
         #: What was done.
         self.did: Counter[str] = Counter()
 
@@ -79,8 +80,8 @@ class Chaos:
             for part in range(count)
         )
 
-    async def rage(self, seconds: float) -> None:
-        """Do it all."""
+    async def rage(self, seconds: float, progress: Callable[[], float]) -> None:
+        """Do it all, each when its time has come and `progress()`, from 0 to 1, is as far as the time should be."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         doing: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
@@ -96,6 +97,8 @@ class Chaos:
         async with asyncio.TaskGroup() as tasks:
             for when, what in self.schedule(seconds):
                 await asyncio.sleep(max(began + when - loop.time(), 0))
+                while progress() < when / seconds:  # noqa: ASYNC110 - it is no event
+                    await asyncio.sleep(0.1)
                 tasks.create_task(doing[what]())
 
     async def _victim(self, *, spared: bool = False) -> Place | None:
@@ -108,11 +111,13 @@ class Chaos:
         return None
 
     async def _kill(self) -> None:
-        place = await self._victim() or next((p for p in self._fleet.places if not p.busy and not p.spared), None)
-        if place is not None:
-            place.kill()
-            place.start()
-            self.did["kills"] += 1
+        async with self._killing:
+            place = await self._victim()
+            if place is not None:
+                place.kill()
+                place.start()
+                self.did["kills"] += 1
+                await asyncio.sleep(BREATH)  # kills that are late do not come all at once
 
     async def _term(self) -> None:
         place = await self._victim()
@@ -164,7 +169,7 @@ class Chaos:
         armed = Armed(self._rng.choice(("before", "after")), what)
         place.proxy.arm(armed)
         try:
-            await asyncio.wait_for(armed.hit.wait(), PATIENCE)
+            await asyncio.wait_for(armed.hit.wait(), COMMIT_PATIENCE)
         except TimeoutError:
             place.proxy.disarm(armed)
             self.did["no such commit"] += 1

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
+import os
 import signal
-import subprocess
-import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 from sqlalchemy import URL
 
+from tests.soak import worker
 from tests.soak.proxy import Proxy
 
-ROOT = Path(__file__).parents[2]
+_nursery = multiprocessing.get_context("forkserver")
+_nursery.set_forkserver_preload([worker.__name__])
+
 #: Seconds that a process may take to end after SIGTERM: its grace, and time to spare.
 PATIENCE = 30.0
 
@@ -33,20 +37,16 @@ class Place:
         self.spared = number == 0
         self._url = url
         self._logs = logs
-        self._command = [sys.executable, "-m", "tests.soak.worker"]
-        if sabotage:
-            self._command += ["--sabotage", sabotage]
-        if number % 2:
-            self._command += ["--driver", "asyncpg"]
+        self._sabotage = sabotage
         self._generation = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: ForkServerProcess | None = None
         self._claims_before = 0
-        self._began = 0.0
 
     @property
-    def process(self) -> subprocess.Popen[bytes]:
+    def status(self) -> int | None:
+        """The exit status of its process, negative for a signal; None while it runs."""
         assert self._process is not None
-        return self._process
+        return self._process.exitcode
 
     @property
     def log(self) -> Path:
@@ -55,41 +55,35 @@ class Place:
     @property
     def at_work(self) -> bool:
         """Whether it has begun to claim."""
-        alive = self._process is not None and self._process.poll() is None
-        return alive and self.proxy.commits["claim"] > self._claims_before
+        return self.status is None and self.proxy.commits["claim"] > self._claims_before
 
     def start(self) -> None:
         """Start the next process."""
         self._generation += 1
         self._claims_before = self.proxy.commits["claim"]
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, process_group=0
-            )
-        assert self._process.stdin is not None
-        url = self._url.set(port=self.proxy.port).render_as_string(hide_password=False)
-        self._process.stdin.write(url.encode() + b"\n")
-        self._process.stdin.flush()
-        self._began = time.monotonic()
+        self.log.touch()
+        url = self._url.set(port=self.proxy.port, drivername=f"postgresql+{('psycopg', 'asyncpg')[self.number % 2]}")
+        given = (url.render_as_string(hide_password=False), str(self.log), self._sabotage)
+        self._process = _nursery.Process(target=worker.live, args=given)
+        self._process.start()
 
     async def ended(self, seconds: float = PATIENCE) -> int | None:
         """Its exit status; None when it still runs after so long."""
         deadline = time.monotonic() + seconds
-        while (status := self.process.poll()) is None and time.monotonic() < deadline:
+        while self.status is None and time.monotonic() < deadline:  # noqa: ASYNC110 - it is a process
             await asyncio.sleep(0.02)
-        return status
+        return self.status
 
     def kill(self) -> None:
         """SIGKILL, also to a frozen process."""
         if self._process is None:
             return
         self._process.kill()
-        self._process.wait()
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._process.join()
 
     def send(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        if self.status is None and self._process is not None and self._process.pid is not None:
+            os.kill(self._process.pid, number)
 
     def tail(self, lines: int = 12) -> str:
         """The end of what it has said."""
@@ -106,14 +100,14 @@ class Fleet:
         self.terms = 0
         self.no_start = 0
 
-    async def __aenter__(self) -> Fleet:
+    async def __aenter__(self) -> Self:
         for place in self.places:
             await place.proxy.start()
             place.start()
         self._watch = asyncio.create_task(self._watched())
         return self
 
-    async def __aexit__(self, *exc: Any) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._watch.cancel()
         for place in self.places:
             place.kill()
@@ -147,7 +141,7 @@ class Fleet:
         while True:
             await asyncio.sleep(0.2)
             for place in self.places:
-                if place.busy or (status := place.process.poll()) is None:
+                if place.busy or (status := place.status) is None:
                     continue
                 if " serves " in place.log.read_text(errors="replace"):
                     self.wrong.append(f"it ended by itself with status {status}: {place.log}\n{place.tail()}")

@@ -24,12 +24,25 @@ DRIVER = "soak driver"
 #: Seconds that the driver itself may be without a database.
 PATIENCE = 60.0
 _BATCH = 20
+#: Jobs and obligations that may be open before the driver waits.
+AHEAD = 600
+
+#: Jobs that are not finished, and follow-ups that are owed.
+OPEN = (
+    f"SELECT (SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state NOT IN "
+    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')) "
+    "+ (SELECT count(*) FROM awa.follow_up_obligations)"
+)
+FINISHED = (
+    f"SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state IN "
+    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')"
+)
 
 
-def plan(rng: random.Random) -> EnqueueRequest:
-    """One job: mostly plain, sometimes with trouble of its own."""
-    kind = rng.choices((Write, WriteAsync, Call, CallAsync, Walk, WalkAsync), (30, 30, 15, 15, 5, 5))[0]
-    slow = rng.random() < 0.1
+def plan(rng: random.Random, slow_share: float) -> EnqueueRequest:
+    """One job: mostly quick and plain, sometimes with trouble of its own."""
+    kind = rng.choices((Write, WriteAsync, Call, CallAsync, Walk, WalkAsync), (24, 24, 23, 23, 3, 3))[0]
+    slow = rng.random() < slow_share
     walks = kind in (Walk, WalkAsync)
     nap = rng.uniform(0.2, 2.0) if slow else rng.choice((0, 0, 0.01, 0.05))
     fields: dict[str, Any] = {"nap": round(nap / 5 if walks else nap, 3), "bucket": rng.randrange(10)}
@@ -40,7 +53,7 @@ def plan(rng: random.Random) -> EnqueueRequest:
     if rng.random() < 0.05:
         fields["snoozes"] = rng.randint(1, 2)
     fields["end"] = rng.choices(("done", "cancel", "fatal"), (90, 5, 5))[0]
-    for field, share in (("child", 0.4), ("tells", 0.5), ("balks", 0.05)):
+    for field, share in (("child", 0.25), ("tells", 0.25), ("balks", 0.03)):
         fields[field] = rng.random() < share
     if rng.random() < 0.04:  # spent after two attempts, whatever ends them; kept as a dead letter
         return EnqueueRequest(kind(**fields | {"raises": 1000}), queue="doomed", max_attempts=2)
@@ -92,9 +105,10 @@ class Driver:
 class Load:
     """Enqueues `jobs` jobs over `seconds`, and cancels a few."""
 
-    def __init__(self, driver: Driver, jobs: int, seed: int) -> None:
+    def __init__(self, driver: Driver, jobs: int, seed: int, slow: float) -> None:
         self._driver = driver
         self._jobs = jobs
+        self._slow = slow
         self._plans = random.Random(f"{seed} plans")
         self._rng = random.Random(f"{seed} load")
         self._batch = 0
@@ -103,25 +117,29 @@ class Load:
         self.rolled_back = 0
         self.withdrawn = 0
         self.refused = 0
-        self.done = asyncio.Event()
+
+    @property
+    def progress(self) -> float:
+        """How much is enqueued, from 0 to 1."""
+        return self.enqueued / self._jobs
 
     async def enqueue_all(self, seconds: float) -> None:
-        """A fifth at once, the others evenly."""
+        """Evenly over the time; later, while the workers cannot keep up."""
         began = time.monotonic()
         while self.enqueued < self._jobs:
-            due = self._jobs // 5 + self._jobs * (time.monotonic() - began) / seconds
-            while self.enqueued < min(due, self._jobs):
-                await self._enqueue_some(min(self._rng.randint(1, _BATCH), self._jobs - self.enqueued))
-            await asyncio.sleep(0.05)
-        self.done.set()
+            due = max(self._jobs * (time.monotonic() - began) / seconds, AHEAD / 4)
+            while await self._driver.scalar(OPEN) < AHEAD and self.enqueued < min(due, self._jobs):
+                for _ in range(5):
+                    await self._enqueue_some(min(self._rng.randint(1, _BATCH), self._jobs - self.enqueued))
+            await asyncio.sleep(0.1)
 
     async def _enqueue_some(self, size: int) -> None:
-        requests = [plan(self._plans) for _ in range(size)]
+        requests = [plan(self._plans, self._slow) for _ in range(size)]
         self._batch += 1
         if self._rng.random() < 0.1:
             await self._driver.surely(lambda: self._send(requests, ghost=True))
             self.rolled_back += size
-        ids = await self._driver.surely(lambda: self._send(requests, ghost=False))
+        ids = await self._driver.surely(lambda: self._send(requests, ghost=False)) if requests else []
         self.enqueued += size
         self._cancellable += ids[:1]
 
@@ -196,15 +214,3 @@ async def _one_by_one(session: AsyncSession, requests: list[EnqueueRequest]) -> 
     ]
     await session.flush()
     return [job.id for job in jobs]
-
-
-#: Jobs that are not finished, and follow-ups that are owed.
-OPEN = (
-    f"SELECT (SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state NOT IN "
-    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')) "
-    "+ (SELECT count(*) FROM awa.follow_up_obligations)"
-)
-FINISHED = (
-    f"SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state IN "
-    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')"
-)

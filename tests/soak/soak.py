@@ -39,13 +39,19 @@ ALARMING = (
 )
 
 
+#: What the summary counts, in this order.
+DONE = ("kills", "terms", "stops", "backend terminations", "restarts", "cuts")
+
+
 @dataclass(frozen=True)
 class Settings:
     """What is asked for on the command line."""
 
     jobs: int = 20_000
     seed: int = 1
-    kills: int = 300
+    kills: int = 200
+    stops: int | None = None
+    slow: float = 0.1
     minutes: float | None = None
     workers: int = 3
     sabotage: str | None = None
@@ -82,16 +88,13 @@ class Report:
         found, counts, did = self.findings.found, self.findings.counts, self.did
         before, after = (sum(n for (how, _), n in self.commits.items() if how == cut) for cut in ("before", "after"))
         parts = [
-            f"handled {counts.get('handled', 0)} (enqueued {counts.get('asked', 0)}, follow-ups "
-            f"{counts.get('follow-ups', 0)})",
+            f"handled {counts.get('handled', 0)}",
             f"doubled effects {found('doubled effects')}",
             f"lost {found('lost')}",
             f"follow-ups missing {found('follow-ups missing')}, doubled {found('follow-ups doubled')}",
             f"stuck {found('stuck')}",
-            f"kills {did['kills']}, terms {did['terms']}, stops {did['stops']}, backend terminations "
-            f"{did['backend terminations']}, restarts {did['restarts']}, cuts {did['cuts']}, cuts in COMMIT "
-            f"{before + after} (before {before}, after {after})",
-            f"rescues {counts.get('rescues', 0)}, retries {counts.get('retries', 0)}",
+            ", ".join(f"{what} {did[what]}" for what in DONE) + f", cuts in COMMIT {before + after} (before {before}, "
+            f"after {after})",
             f"{self.seconds / 60:.1f} min",
         ]
         return f"soak seed {self.settings.seed}: " + " · ".join(parts)
@@ -124,10 +127,10 @@ class Soak:
         settings = self._settings
         set_up(self._url)
         self._driver = Driver(self._url)
-        self._load = Load(self._driver, settings.jobs, settings.seed)
+        self._load = Load(self._driver, settings.jobs, settings.seed, settings.slow)
         try:
             async with Fleet(self._url, self._logs, workers=settings.workers, sabotage=settings.sabotage) as fleet:
-                amounts = Amounts.of(settings.kills, failovers=settings.failovers)
+                amounts = Amounts.of(settings.kills, stops=settings.stops, failovers=settings.failovers)
                 self._chaos = Chaos(fleet, self._driver, self._server, amounts, settings.seed)
                 talk = asyncio.create_task(self._progress())
                 await self._storm(settings.seconds)
@@ -151,8 +154,8 @@ class Soak:
         cancels = asyncio.create_task(self._load.cancel_some(seconds / max(self._settings.jobs / 100, 1)))
         looks = asyncio.create_task(self._look())
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._load.enqueue_all(seconds * 0.9))
-            tasks.create_task(self._chaos.rage(seconds))
+            tasks.create_task(self._load.enqueue_all(seconds))
+            tasks.create_task(self._chaos.rage(seconds, lambda: self._load.progress))
         for task in (cancels, looks):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

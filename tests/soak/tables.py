@@ -24,7 +24,7 @@ class _Trace:
 
 
 class Effect(_Trace, Base):
-    """By a transactional handler, in `ctx.session`: exactly one for each outcome that it returned. `void`: it raised."""
+    """By a transactional handler, in `ctx.session`: one for each outcome that it returned. `void`: it raised."""
 
     __tablename__ = "soak_effects"
     mark: Mapped[str] = mapped_column(Text)

@@ -1,40 +1,54 @@
-"""One worker process: `python -m tests.soak.worker [--sabotage GUARD] [--driver asyncpg]`, the URL on its stdin.
+"""One worker process, from its first line to its exit status.
 
-When the pipe that is its stdin ends, because the driver has, so does the process.
+Each is forked from a process that has imported this module and done nothing else: importing is two thirds of what a
+start costs, and a run starts hundreds. What happens after the fork is what `awa.run_worker()` does anywhere.
 """
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import logging
+import multiprocessing
+import multiprocessing.connection
+import os
 import signal
 import sys
+import threading
 from contextlib import nullcontext
 from datetime import timedelta
+from pathlib import Path
 
-from awa_sqla.demo.processes import lifeline
+import asyncpg  # noqa: F401 - what engines import when they are made
+import psycopg  # noqa: F401
+from sqlalchemy import make_url
+from sqlalchemy.orm import configure_mappers
+
 from tests.races.sabotage import GUARDS
 from tests.soak.app import awa
 
 HEARTBEAT, STALE_AFTER, GRACE = timedelta(seconds=1), timedelta(seconds=3), timedelta(seconds=10)
 
+configure_mappers()
 
-def main() -> int:
-    """Work until told to stop."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sabotage", choices=[*GUARDS])
-    parser.add_argument("--driver", choices=["psycopg", "asyncpg"], default="psycopg")
-    options = parser.parse_args()
+
+def live(url: str, log: str, sabotage: str | None) -> None:
+    """Work until told to stop, or until the driver is gone; the process ends with the status of `run_worker()`."""
+    # A group of its own: the kernel ends a frozen one when the driver is gone, and Ctrl-C reaches the driver alone.
+    os.setpgid(0, 0)
+    threading.Thread(target=_end_with_driver, daemon=True).start()
+    with Path(log).open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.register(signal.SIGUSR1, file=2)  # for a process that hangs: where it does
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    faulthandler.register(signal.SIGUSR1)  # for a process that hangs: where it does
-    url = lifeline()
-    handlers_url = url.set(drivername="postgresql+psycopg")
-    awa.database_url = handlers_url.render_as_string(hide_password=False)
-    url = url.set(drivername=f"postgresql+{options.driver}")
-    with GUARDS[options.sabotage]() if options.sabotage else nullcontext():
-        return awa.run_worker(url, heartbeat=HEARTBEAT, stale_after=STALE_AFTER, grace=GRACE)
+    awa.database_url = make_url(url).set(drivername="postgresql+psycopg").render_as_string(hide_password=False)
+    with GUARDS[sabotage]() if sabotage else nullcontext():
+        status = awa.run_worker(url, heartbeat=HEARTBEAT, stale_after=STALE_AFTER, grace=GRACE)
+    sys.exit(status)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def _end_with_driver() -> None:
+    driver = multiprocessing.parent_process()
+    assert driver is not None
+    multiprocessing.connection.wait([driver.sentinel])
+    os._exit(1)
