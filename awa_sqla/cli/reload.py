@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-import importlib
+import importlib.util
 import os
 import sys
 import threading
@@ -22,13 +22,14 @@ from awa_sqla.cli.finding import Settings
 class FileReloader:
     """Watches the Python files of an app and the working directory, and starts the program anew.
 
-    That happens as the last step of a normal end, behind whatever the app does then: to be made before the app is
-    imported, whose `atexit` functions are to run first. Raises click's `UsageError` without watchfiles.
+    That happens as the last step of a normal end, behind whatever the app does then. To be made before the app is
+    imported: its `atexit` functions are to run first, and no change of what is imported shall be missed. Raises click's
+    `UsageError` without watchfiles.
     """
 
     def __init__(self, settings: Settings) -> None:
         try:
-            importlib.import_module("watchfiles")
+            from watchfiles import PythonFilter, watch
         except ImportError as exc:
             raise click.UsageError("--reload needs watchfiles: pip install 'awa-sqla[reload]'") from exc
         self._settings = settings
@@ -36,6 +37,8 @@ class FileReloader:
         # What the app changes of them is not for the program that comes next.
         self._directory, self._environment = Path.cwd(), dict(os.environ)
         atexit.register(self._at_exit)
+        self._changes = watch(*self._places(), watch_filter=PythonFilter(), rust_timeout=200, yield_on_timeout=True)
+        next(self._changes)  # begins to watch
 
     def load_app(self) -> Awa:
         """The app; while its module cannot be imported, the traceback is shown and a change is waited for."""
@@ -88,17 +91,16 @@ class FileReloader:
 
     def _wait(self, done: threading.Event) -> bool:
         """Wait for a change; False when `done` comes first."""
-        from watchfiles import PythonFilter, watch
-
-        for _ in watch(*self._places(), watch_filter=PythonFilter(), stop_event=done, rust_timeout=1000):
-            return True
+        for changes in self._changes:
+            if changes or done.is_set():
+                return bool(changes)
         return False
 
     def _places(self) -> set[Path]:
         """The working directory, and that of the app's package or module where it is elsewhere."""
-        name = (self._settings.reference or "").partition(":")[0].partition(".")[0]
-        file = getattr(sys.modules.get(name), "__file__", None)
         places = {self._directory}
-        if file is not None and not Path(file).is_relative_to(self._directory):
-            places.add(Path(file).parent)
+        name = (self._settings.reference or "").partition(":")[0].partition(".")[0]
+        found = importlib.util.find_spec(name) if name else None
+        if found is not None and found.origin is not None and not Path(found.origin).is_relative_to(self._directory):
+            places.add(Path(found.origin).parent)
         return places

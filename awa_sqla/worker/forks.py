@@ -128,6 +128,7 @@ def _leave(error: BaseException | None) -> NoReturn:
 
 
 def _after_fork() -> None:
+    """In the child. A connection that was just being made is not known, and so left to it; it has no use for it."""
     for hook in list(_hooks.values()):
         try:
             hook()

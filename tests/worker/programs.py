@@ -101,5 +101,6 @@ class Program:
         deadline = time.monotonic() + PATIENCE
         while not condition():
             assert time.monotonic() < deadline, "it takes too long"
-            assert self.process.poll() is None or condition(), f"it has ended with {self.process.returncode}"
+            ended = self.process.poll() is not None and not self._expected
+            assert not ended or condition(), f"it has ended with {self.process.returncode}"
             threading.Event().wait(0.02)

@@ -123,3 +123,17 @@ def test_a_module_that_is_broken_is_shown_and_waited_for(stage, tmp_path):
         program.says("SyntaxError")
         os.kill(program.process.pid, signal.SIGINT)
         assert program.status() == 130
+
+
+def test_a_change_while_the_app_is_being_loaded_is_not_missed(stage, tmp_path):
+    edit = """
+if not (HERE / "edited").exists():
+    mark("edited")
+    Path(__file__).write_text(Path(__file__).read_text().replace("o" + "ld", "new"))
+"""
+    with reloading(stage, tmp_path, edit + SOURCE) as program:
+        program.marked("loaded x 1")
+        stage.enqueue(Work(text="only"))
+        program.marked("new only")
+        program.tell(TERM)
+        assert program.status() == 0
