@@ -449,7 +449,7 @@ def blocked(stage: Any) -> int:
 
 
 def test_progress_that_has_to_wait_keeps_no_other_job_from_running(stage, monkeypatch):
-    monkeypatch.setattr(books, "_LOCK_TIMEOUT", text("SET LOCAL lock_timeout = '60s'"))
+    monkeypatch.setattr(books, "_LOCK_TIMEOUT", text("SET LOCAL lock_timeout = 0"))
     stage.app.queues["default"] = QueueConfig(concurrency=100)
 
     locked = asyncio.Event()
