@@ -20,6 +20,7 @@ from awa_sqla.session import verbs
 from awa_sqla.session.attending import Answer, attend, go_on, look
 from awa_sqla.session.callbacks import CallbackToken, register_callback
 from awa_sqla.session.ledger import defer_all
+from awa_sqla.session.results import checked_progress
 from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.worker.finalize import insisting, why_owed
 
@@ -30,22 +31,81 @@ T = TypeVar("T")
 _LOCK_TIMEOUT = text("SET LOCAL lock_timeout = '2s'")
 
 
+#: Writes that are under way at the same time: claims and outcomes, over the same pool, must not wait for those of
+#: handlers that write much. Fifty threads that do nothing else kept them waiting for 4 s.
+WRITES = 4
+
+
+class Noted:
+    """What several calls of one attempt want written, and what came of it."""
+
+    def __init__(self) -> None:
+        self.percent: float | None = None
+        self.message: str | None = None
+        self.metadata: dict[str, Any] = {}
+        self.stored: dict[str, Any] | None = None
+        self.error: Exception | None = None
+
+    def add(self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None) -> None:
+        """The same as if it were written after what is here. Raises `InvalidJob`."""
+        checked_progress(percent, message, metadata)
+        self.percent = self.percent if percent is None else percent
+        self.message = self.message if message is None else message
+        self.metadata |= metadata or {}
+
+
+class Progress:
+    """Progress of one attempt: one write is under way, and what comes meanwhile is noted for the next."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.next = Noted()
+        self.callers = 0
+
+
 class Books:
     """Writes for `JobContext`."""
 
     def __init__(self, maker: async_sessionmaker[AsyncSession]) -> None:
         self._maker = maker
+        self._few = asyncio.Semaphore(WRITES)
+        self._progress: dict[Attempt, Progress] = {}
 
     async def set_progress(
         self, attempt: Attempt, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        """Write progress; returns the stored one."""
+        """Write progress; returns the stored one.
 
+        Calls that come while one is being written are written together, in their order: a thousand at once are two
+        transactions, and the last percentage stays.
+        """
+        progress = self._progress.setdefault(attempt, Progress())
+        progress.callers += 1
+        try:
+            noted = progress.next
+            noted.add(percent, message, metadata)
+            async with progress.turn:
+                if noted.stored is None and noted.error is None:
+                    if progress.next is noted:
+                        progress.next = Noted()
+                    await self._write_noted(attempt, noted)
+            if noted.error is not None:
+                raise noted.error
+            return dict(noted.stored or {})
+        finally:
+            progress.callers -= 1
+            if not progress.callers:
+                del self._progress[attempt]
+
+    async def _write_noted(self, attempt: Attempt, noted: Noted) -> None:
         def work(session: Session) -> dict[str, Any]:
-            row = verbs.set_progress(session, attempt, percent, message=message, metadata=metadata)
+            row = verbs.set_progress(session, attempt, noted.percent, message=noted.message, metadata=noted.metadata)
             return dict(row.progress or {})
 
-        return await self._write(work, "progress is written")
+        try:
+            noted.stored = await self._write(work, "progress is written")
+        except Exception as exc:  # noqa: BLE001 - for all who wait for it
+            noted.error = exc
 
     async def register_callback(
         self,
@@ -93,7 +153,7 @@ class Books:
 
         async def once() -> T:
             try:
-                async with self._maker.begin() as session:
+                async with self._few, self._maker.begin() as session:
                     return await session.run_sync(quickly)
             except DBAPIError as exc:
                 if sqlstate(exc) != LOCK_NOT_AVAILABLE:

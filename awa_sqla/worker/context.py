@@ -118,13 +118,19 @@ class JobContext(Generic[A_co]):
     ) -> Awaitable[None]:
         """Write how far the attempt is, in a short transaction of its own (not that of `ctx.session`).
 
-        `percent` is a number from 0 to 100; what is None stays as it was. Raises `InvalidJob` and, when the
-        attempt has ended, `StaleJobError`.
+        `percent` is a number from 0 to 100; what is None stays as it was. It is durable when this returns, which costs
+        two statements and a commit each time: write what somebody wants to see, not every row of a million. Calls of
+        one attempt that are made at the same time, in the tasks of a group for instance, are written together.
+        Raises `InvalidJob` and, when the attempt has ended, `StaleJobError`.
         """
         return self._do(self._write(percent, message, metadata))[0]
 
     def checkpoint(self, data: Mapping[str, Any]) -> Awaitable[None]:
-        """Merge `data` (a JSON object) into `progress["metadata"]`, where the next attempt finds it."""
+        """Merge `data` (a JSON object) into `progress["metadata"]`, where the next attempt finds it.
+
+        Durable when this returns, also in transactional handlers, whose own writes are discarded when they raise: note
+        there only what holds all the same. Raises like `set_progress`.
+        """
         return self.set_progress(metadata=data)
 
     def register_callback(

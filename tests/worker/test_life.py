@@ -320,9 +320,12 @@ def test_a_killed_workers_jobs_are_done_by_the_next_one(stage, quick, tmp_path):
 def test_idle_lanes_only_look(stage, monkeypatch, request):
     monkeypatch.setattr(lanes, "PROMOTION", 0.1)
     sent: list[str] = []
+    in_transaction: list[str] = []
 
     def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
         sent.append(statement)
+        if not getattr(conn.connection.dbapi_connection, "autocommit", True):
+            in_transaction.append(statement)
 
     event.listen(Engine, "before_cursor_execute", note)
     request.addfinalizer(lambda: event.remove(Engine, "before_cursor_execute", note))
@@ -336,6 +339,7 @@ def test_idle_lanes_only_look(stage, monkeypatch, request):
     assert len(set(looks("scheduled_jobs"))) == len(set(looks("follow_up_obligations"))) == 1
     assert not any(word in one for one in looks("scheduled_jobs") for word in ("DELETE", "FOR UPDATE"))
     assert "FOR UPDATE" not in looks("follow_up_obligations")[0]
+    assert not any("scheduled_jobs" in one or "follow_up_obligations" in one for one in in_transaction)
 
 
 # ------------------------------------------------------------- trouble

@@ -9,11 +9,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import event, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla import (
     Backoff,
     Cancel,
     InvalidJob,
+    Job,
     JobArgs,
     QueueConfig,
     RetryAfter,
@@ -26,7 +29,7 @@ from awa_sqla import (
     fail_external,
     retry_external,
 )
-from awa_sqla.worker import runner
+from awa_sqla.worker import books, runner
 from tests.worker.test_life import _spawn, _until
 
 MOMENT = timedelta(milliseconds=1)
@@ -331,3 +334,146 @@ def test_wrong_progress_is_refused_and_changes_nothing(stage, road):
     stage.play()
     assert fields == ["percent", "metadata.at"]
     assert stage.jobs()[0].result == KEPT
+
+
+# ----------------------------------------------------------------------------------------------------- how often
+@pytest.fixture
+def counting(stage):
+    """An engine for the worker, and how often it has written progress."""
+    engine = create_async_engine(stage.url)
+    written: list[str] = []
+
+    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
+        if "SET progress" in statement:
+            written.append(statement)
+
+    event.listen(engine.sync_engine, "before_cursor_execute", note)
+    return engine, written
+
+
+@pytest.mark.parametrize("road", ["async", "def"])
+def test_each_call_that_is_waited_for_is_durable(stage, road, counting):
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        for n in range(1, 101):
+            yield ctx.set_progress(n, metadata={str(n % 10): n})
+            if n % 50 == 0:
+                assert stage.jobs()[0].progress["percent"] == n
+        return dict(ctx.progress["metadata"])
+
+    register(stage, road, script)
+    stage.enqueue(Work())
+    engine, written = counting
+    stage.play(url=engine)
+    assert len(written) == 100
+    assert stage.jobs()[0].result == {str(n % 10): n for n in range(91, 101)}
+
+
+def test_a_thousand_calls_at_once_are_written_together_and_in_their_order(stage, counting):
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        calls = [ctx.set_progress(n / 10, f"call {n}", metadata={str(n % 7): n}) for n in range(1000)]
+        calls.append(ctx.set_progress())  # nothing new
+        yield asyncio.gather(*calls)
+        stored = stage.jobs()[0].progress
+        assert ctx.progress == stored
+        return stored
+
+    register(stage, "async", script)
+    stage.enqueue(Work())
+    engine, written = counting
+    stage.play(url=engine)
+    assert len(written) == 2
+    assert stage.jobs()[0].result == {
+        "percent": 99.9,
+        "message": "call 999",
+        "metadata": {str(n % 7): n for n in range(993, 1000)},
+    }
+
+
+def test_a_wrong_call_among_many_fails_alone(stage):
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        calls = [ctx.set_progress(percent) for percent in (1, 2, 300, 4)]
+        found = yield asyncio.gather(*calls, return_exceptions=True)
+        return [type(one).__name__ for one in found] + [stage.jobs()[0].progress["percent"]]
+
+    register(stage, "async", script)
+    stage.enqueue(Work())
+    stage.play()
+    assert stage.jobs()[0].result == ["NoneType", "NoneType", "InvalidJob", "NoneType", 4]
+
+
+def test_all_calls_of_an_attempt_that_has_ended_fail_together(stage, counting):
+    found: list[Any] = []
+
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        stage.sql("UPDATE awa.jobs_hot SET run_lease = nextval('awa.run_lease_seq')")
+        found.extend((yield asyncio.gather(*[ctx.set_progress(n) for n in range(5)], return_exceptions=True)))
+
+    register(stage, "async", script)
+    stage.enqueue(Work())
+    engine, written = counting
+    stage.play(lambda: found, notify=False, url=engine)
+    assert [type(one) for one in found] == [StaleJobError] * 5
+    assert len(written) == 2
+
+
+def test_a_call_that_is_cancelled_leaves_the_others_to_be_written(stage):
+    """Also when it is the one that writes for all of them."""
+
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        with stage.sessions.begin() as holder:
+            holder.execute(select(Job).where(Job.id == ctx.job.id).with_for_update())
+            calls = [ctx.set_progress(n, metadata={str(n): n}) for n in range(4)]
+            yield stage.until(lambda: blocked(stage) == 1)
+            calls[0].cancel()
+            yield asyncio.sleep(0)
+            yield stage.until(lambda: blocked(stage) == 1)
+            calls[1].cancel()
+        found = yield asyncio.gather(*calls, return_exceptions=True)
+        return [type(one).__name__ for one in found] + sorted(stage.jobs()[0].progress["metadata"])
+
+    register(stage, "async", script)
+    stage.enqueue(Work())
+    stage.play()
+    first, second, *rest = stage.jobs()[0].result
+    assert (first, second) == ("CancelledError", "CancelledError")
+    assert rest[:2] == ["NoneType"] * 2
+    assert rest[2:] == ["1", "2", "3"]
+
+
+def blocked(stage: Any) -> int:
+    """How many transactions wait for a lock."""
+    (row,) = stage.sql(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    return row.count
+
+
+def test_progress_that_has_to_wait_keeps_no_other_job_from_running(stage, monkeypatch):
+    monkeypatch.setattr(books, "_LOCK_TIMEOUT", text("SET LOCAL lock_timeout = 0"))
+    stage.app.queues["default"] = QueueConfig(concurrency=100)
+
+    locked = asyncio.Event()
+
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        yield locked.wait()
+        yield ctx.set_progress(5)
+
+    async def other(ctx: Any) -> None:
+        pass
+
+    register(stage, "async", script)
+    stage.app.task(Other)(other)
+    ids = stage.enqueue(*[Work() for _ in range(30)])
+
+    async def hold(worker: Any) -> None:
+        await stage.until(lambda: stage.states("work") == ["running"] * 30)
+        with stage.sessions.begin() as holder:
+            holder.execute(select(Job).where(Job.id.in_(ids)).with_for_update())
+            locked.set()
+            await stage.until(lambda: blocked(stage) >= books.WRITES)
+            stage.enqueue(*[Other(number=n) for n in range(5)])
+            await stage.until(lambda: stage.states("other") == ["completed"] * 5)
+            assert set(stage.states("work")) == {"running"}
+
+    stage.play(during=hold)
+    assert set(stage.states()) == {"completed"}
