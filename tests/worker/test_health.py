@@ -45,6 +45,19 @@ def ask(address: str | None, path: str, method: str = "GET") -> tuple[int, Any, 
         connection.close()
 
 
+def sent_raw(address: str, sent: bytes) -> bytes:
+    """All that is answered to these bytes."""
+    host, port = address.split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        with suppress(ConnectionError):  # it may be refused before all of it is sent
+            connection.sendall(sent)
+        with suppress(ConnectionError):
+            while more := connection.recv(65536):
+                answer += more
+    return answer
+
+
 def status(address: str | None, path: str) -> int:
     return ask(address, path)[0]
 
@@ -271,6 +284,7 @@ def test_other_paths_and_methods_are_refused(playing):
         code, body, headers = ask(address, "/readyz", "HEAD")
         assert (code, body) == (200, None)
         assert int(headers["Content-Length"]) > 100
+        assert sent_raw(address, b"HEAD /readyz HTTP/1.1\r\n\r\n").endswith(b"\r\n\r\n")
 
     playing(look)
 
@@ -285,19 +299,24 @@ def test_other_paths_and_methods_are_refused(playing):
         b"GET /healthz HTTP/1.1\r\n" + b"".join(b"X-%d: 1\r\n" % n for n in range(200)) + b"\r\n",
         b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
         b"GET /<script> HTTP/1.1\r\n\r\n",
+        b"GET / <script> HTTP/1.1\r\n\r\n",
+        b"<script> / HTTP/1.1\r\n\r\n",
     ],
-    ids=["tls", "no path", "version", "long header", "many headers", "long path", "markup"],
+    ids=[
+        "tls",
+        "no path",
+        "version",
+        "long header",
+        "many headers",
+        "long path",
+        "markup",
+        "words",
+        "markup as method",
+    ],
 )
 def test_bad_requests_are_refused_without_repeating_them(playing, sent):
     def look(address: str) -> None:
-        host, port = address.split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as connection:
-            with suppress(ConnectionError):  # it may be refused before all of it is sent
-                connection.sendall(sent)
-            answer = b""
-            with suppress(ConnectionError):
-                while more := connection.recv(65536):
-                    answer += more
+        answer = sent_raw(address, sent)
         assert b"200 OK" not in answer
         assert b"script" not in answer
         assert b"aaaa" not in answer
