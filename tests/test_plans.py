@@ -12,13 +12,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event, select, text
 
-from awa_sqla.maintenance.obligations import _due
-from awa_sqla.maintenance.promote import _NEXT, _PROMOTE
+from awa_sqla.maintenance.obligations import _due, _settled_by
+from awa_sqla.maintenance.promote import _NEXT, _PROMOTE, _WAIT
 from awa_sqla.maintenance.rescue import _EXPIRED, _STALE, _UNATTENDED
+from awa_sqla.models.records import Obligation
 from awa_sqla.session import batch_statements, callback_statements, statements
-from awa_sqla.worker import dispatch, heartbeat, waits
+from awa_sqla.worker import heartbeat, survey, waits
 
 FILL = """
 INSERT INTO awa.jobs_hot (kind, queue, args, state, run_lease, heartbeat_at, root_id, parent_id, callback_id,
@@ -44,9 +45,10 @@ HOT = {
     "find": (statements.FIND, {"jobs_hot_pkey", "scheduled_jobs_pkey"}),
     "beat": (heartbeat.BEAT, {"jobs_hot_pkey"}),
     "lost": (heartbeat.LOST, {"jobs_hot_pkey"}),
-    "queues with work": (dispatch.WITH_WORK, {"ix_jobs_hot_claim"}),
+    "survey": (survey.SURVEY, {"ix_jobs_hot_claim"}),
     "promote": (_PROMOTE, {"ix_scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "next due": (_NEXT, {"ix_scheduled_jobs_due"}),
+    "wait": (_WAIT, {"ix_scheduled_jobs_due"}),
     "rescue": (_STALE, {"ix_jobs_hot_running"}),
     "rescue of unattended waits": (_UNATTENDED, {"ix_jobs_hot_attended"}),
     "rescue of expired callbacks": (_EXPIRED, {"ix_jobs_hot_callback_timeout"}),
@@ -56,6 +58,10 @@ HOT = {
     "lock by callback": (callback_statements.LOCK, {"ix_jobs_hot_callback"}),
     "look": (callback_statements.LOOK, {"jobs_hot_pkey"}),
     "waits that are over": (waits._OVER, {"ix_jobs_hot_attended"}),
+    "any obligation": (
+        select(select(Obligation.id).where(*_settled_by([("work", "completed", "spec")])).exists()),
+        {"ix_follow_up_obligations_due"},
+    ),
     "obligations": (_due([("work", "completed", "spec")]), {"ix_follow_up_obligations_due"}),
 }
 
