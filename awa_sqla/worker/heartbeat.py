@@ -114,10 +114,12 @@ class Identity:
         )
         catalogue.publish(session, self._specs)
 
-    def unknown(self, kind: str) -> None:
-        """A job of a kind that has no handler here."""
-        if kind in self.unknown_kinds or len(self.unknown_kinds) < KINDS:
-            self.unknown_kinds[kind] = self.unknown_kinds.get(kind, 0) + 1
+    def unknown(self, kind: str) -> bool:
+        """A job of a kind that has no handler here; whether it is the first one that is noted."""
+        count = self.unknown_kinds.get(kind, 0)
+        if count or len(self.unknown_kinds) < KINDS:
+            self.unknown_kinds[kind] = count + 1
+        return self.unknown_kinds.get(kind) == 1
 
     def forget(self, session: Session) -> None:
         """The process has ended in good order: its row goes."""

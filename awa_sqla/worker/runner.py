@@ -269,7 +269,8 @@ class Worker(Visible):
         if task is None:
             kind, version = run.claimed.kind, run.claimed.args_version
             log.warning("no task for %r, version %d; job %s is put back for another", kind, version, run.attempt.id)
-            self._identity.unknown(kind)
+            if self._identity.unknown(kind):
+                self._heart.soon()
             return PutBack(UNKNOWN)
         try:
             context = run.context(self._waits, self._state, None if task.is_async else self._loop)

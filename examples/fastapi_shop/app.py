@@ -27,14 +27,14 @@ from . import provider
 from .database import SessionLocal, engine
 from .jobs import ChargeOrder, awa
 from .models import Order
-from .settings import PAYMENT_SECRET, RUN_WORKER
+from .settings import DATABASE_URL, PAYMENT_SECRET, RUN_WORKER
 
 
 @asynccontextmanager
 async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
     """With SHOP_WORKER=1 this process runs jobs too; in production `awa-sqla worker` does, as often as you need it."""
     if RUN_WORKER:
-        async with awa.worker(engine):
+        async with awa.worker(DATABASE_URL):  # with connections of its own, so that requests need not wait for jobs
             yield
     else:
         yield

@@ -10,13 +10,14 @@ from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from awa_sqla import Awa, Completed, Exhausted, JobArgs, JobContext, WaitForCallback
+from awa_sqla import Awa, Completed, Exhausted, JobArgs, JobContext, QueueConfig, WaitForCallback
 
 from . import provider
 from .database import SessionLocal
 from .models import Order
 
-awa = Awa()
+# A transactional handler holds a connection while it runs: what the database has is shared out here.
+awa = Awa(queues={"payments": QueueConfig(concurrency=10), "mail": QueueConfig(concurrency=5)})
 
 
 class ChargeOrder(JobArgs, queue="payments", max_attempts=5):

@@ -199,7 +199,6 @@ def test_an_unknown_kind_waits_uncharged_for_a_worker_that_knows_it(stage):
         await stage.until(
             lambda: stage.states("work") == ["completed"] * 10 and stage.states("unheard") == ["scheduled"]
         )
-        worker._heart.soon()
         await stage.until(
             lambda: stage.sql("SELECT unknown_kinds AS k FROM awa.runtime_instances")[0].k == {"unheard": 1}
         )
