@@ -123,7 +123,7 @@ class Chaos:
         place = await self._victim()
         if place is not None:
             self.did["terms"] += 1
-            await self._fleet.term(place)
+            await self._fleet.term(place, twice=self._rng.random() < 0.5)
 
     async def _freeze(self) -> None:
         """SIGSTOP until its jobs are rescued and perhaps run elsewhere, then SIGCONT."""

@@ -118,11 +118,14 @@ class Fleet:
         self._watch.cancel()
         await asyncio.gather(*(self.term(place, again=False) for place in self.places))
 
-    async def term(self, place: Place, *, again: bool = True) -> None:
-        """SIGTERM: it must end by itself, and say 0 unless it had to abandon something."""
+    async def term(self, place: Place, *, twice: bool = False, again: bool = True) -> None:
+        """SIGTERM, perhaps `twice`: it must end by itself, with status 0 unless it had to abandon something."""
         place.busy = True
         try:
             place.send(signal.SIGTERM)
+            if twice:
+                await asyncio.sleep(0.2)
+                place.send(signal.SIGTERM)
             status = await place.ended()
             if status is None:
                 place.send(signal.SIGUSR1)  # it tells where it hangs
