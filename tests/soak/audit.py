@@ -200,6 +200,14 @@ ALWAYS: dict[str, str] = {
                 WHERE o.job_id = j.id AND o.spec = s.spec AND o.outcome = 'completed')""",
 }
 
+#: Seconds that a transaction may stand still: longer than any handler takes, and any process is frozen.
+STANDING = 15
+ALWAYS["transactions left open"] = f"""
+    SELECT a.pid, a.client_port, now() - a.xact_start AS open, left(a.query, 300) AS last,
+        array(SELECT b.pid FROM pg_stat_activity b WHERE a.pid = ANY (pg_blocking_pids(b.pid))) AS blocked
+    FROM pg_stat_activity a WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+        AND a.state LIKE 'idle in transaction%' AND a.state_change < now() - interval '{STANDING} seconds'"""
+
 #: How much of everything there was.
 COUNTS: dict[str, str] = {
     "jobs": "SELECT count(*) FROM soak_jobs",

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import Counter
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,8 @@ _nursery.set_forkserver_preload([worker.__name__])
 
 #: Seconds that a process may take to end after SIGTERM: its grace, and time to spare.
 PATIENCE = 30.0
+#: How often processes in one place may find no database when they start, before something else must be wrong.
+TRIES = 30
 
 
 class Place:
@@ -99,6 +102,7 @@ class Fleet:
         self.wrong: list[str] = []
         self.terms = 0
         self.no_start = 0
+        self.in_vain: Counter[Place] = Counter()
 
     async def __aenter__(self) -> Self:
         for place in self.places:
@@ -148,5 +152,10 @@ class Fleet:
                     continue
                 if " serves " in place.log.read_text(errors="replace"):
                     self.wrong.append(f"it ended by itself with status {status}: {place.log}\n{place.tail()}")
+                    self.in_vain[place] = 0
                 self.no_start += 1
+                self.in_vain[place] += 1
+                if self.in_vain[place] > TRIES:
+                    self.wrong.append(f"it does not start: {place.log}\n{place.tail()}")
+                    return
                 place.start()
