@@ -74,7 +74,7 @@ class Chaos:
         self._killing = asyncio.Lock()
         #: What was done, how often and when.
         self.did: Counter[str] = Counter()
-        self._journal = (logs / "chaos.log").open("w", buffering=1)
+        self._journal = logs / "chaos.log"
 
     def schedule(self, seconds: float) -> list[tuple[float, str]]:
         """When to do what: each kind evenly over the time, at a random moment of each of its parts."""
@@ -108,7 +108,11 @@ class Chaos:
 
     def _done(self, what: str, *details: object, times: int = 1) -> None:
         self.did[what] += times
-        print(datetime.now().isoformat(" "), what, *details, file=self._journal)
+        self._note(what, *details)
+
+    def _note(self, *what: object) -> None:
+        with self._journal.open("a") as journal:
+            print(datetime.now().isoformat(" "), *what, file=journal)
 
     async def _victim(self, *, spared: bool = False) -> Place | None:
         """Somebody at work to whom nobody does anything; not the spared one, unless it may be."""
@@ -180,7 +184,7 @@ class Chaos:
         place.proxy.arm(armed)
         try:
             await asyncio.wait_for(armed.hit.wait(), COMMIT_PATIENCE)
-            print(datetime.now().isoformat(" "), "cut in COMMIT", place.number, armed.how, what, file=self._journal)
+            self._note("cut in COMMIT", place.number, armed.how, what)
         except TimeoutError:
             place.proxy.disarm(armed)
             self._done("no such commit", place.number, what)

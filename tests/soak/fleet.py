@@ -148,11 +148,12 @@ class Fleet:
         while True:
             await asyncio.sleep(0.2)
             for place in self.places:
+                if place.at_work:
+                    self.in_vain[place] = 0
                 if place.busy or (status := place.status) is None:
                     continue
                 if " serves " in place.log.read_text(errors="replace"):
                     self.wrong.append(f"it ended by itself with status {status}: {place.log}\n{place.tail()}")
-                    self.in_vain[place] = 0
                 self.no_start += 1
                 self.in_vain[place] += 1
                 if self.in_vain[place] > TRIES:
