@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import exc as sa_exc
@@ -62,9 +61,7 @@ _TERMINATE = text(
 class Chaos:
     """Hurts a fleet and its server, as often as `amounts` says, evenly over some seconds."""
 
-    def __init__(
-        self, fleet: Fleet, driver: Driver, server: LocalPostgres | None, amounts: Amounts, seed: int, logs: Path
-    ) -> None:
+    def __init__(self, fleet: Fleet, driver: Driver, server: LocalPostgres | None, amounts: Amounts, seed: int) -> None:
         self._fleet = fleet
         self._driver = driver
         self._server = server
@@ -74,7 +71,7 @@ class Chaos:
         self._killing = asyncio.Lock()
         #: What was done, how often and when.
         self.did: Counter[str] = Counter()
-        self._journal = logs / "chaos.log"
+        self._journal = fleet.logs / "chaos.log"
 
     def schedule(self, seconds: float) -> list[tuple[float, str]]:
         """When to do what: each kind evenly over the time, at a random moment of each of its parts."""

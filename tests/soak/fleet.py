@@ -98,6 +98,7 @@ class Fleet:
 
     def __init__(self, url: URL, logs: Path, *, workers: int, sabotage: str | None) -> None:
         self.places = [Place(number, url, logs, sabotage) for number in range(workers)]
+        self.logs = logs
         #: What processes did that they should not, one line each.
         self.wrong: list[str] = []
         self.terms = 0

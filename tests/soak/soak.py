@@ -132,7 +132,7 @@ class Soak:
         try:
             async with Fleet(self._url, self._logs, workers=settings.workers, sabotage=settings.sabotage) as fleet:
                 amounts = Amounts.of(settings.kills, stops=settings.stops, failovers=settings.failovers)
-                self._chaos = Chaos(fleet, self._driver, self._server, amounts, settings.seed, self._logs)
+                self._chaos = Chaos(fleet, self._driver, self._server, amounts, settings.seed)
                 talk = asyncio.create_task(self._progress())
                 outside = asyncio.create_task(Outside(self._driver, settings.seed).answer_all())
                 await self._storm(settings.seconds)
