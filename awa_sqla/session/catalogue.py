@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from datetime import timedelta
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, delete, func, select
+from sqlalchemy import Engine, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -34,6 +34,9 @@ _now = func.statement_timestamp()
 _READ = select(FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name).where(
     FollowUpSpec.last_seen > _now - REMEMBERED, FollowUpSpec.created_at <= _now - FRESH
 )
+
+_COLUMNS = (FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name)
+_KEY = tuple_(*_COLUMNS)
 
 _cache: WeakKeyDictionary[Engine, dict[str, tuple[float, Names]]] = WeakKeyDictionary()
 _lock = threading.Lock()
@@ -77,13 +80,23 @@ def forget_cache() -> None:
 
 
 def publish(session: Session, specs: Iterable[tuple[str, Outcome, str]]) -> None:
-    """Write (kind, outcome, name) of every spec this process can dispatch, or refresh when it was seen."""
-    rows = [{"kind": kind, "outcome": outcome.value, "name": name} for kind, outcome, name in sorted(specs)]
-    if rows:
-        statement = insert(FollowUpSpec).values(rows)
-        session.execute(
-            statement.on_conflict_do_update(
-                index_elements=[FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name],
-                set_={"last_seen": func.clock_timestamp()},
-            )
-        )
+    """Write (kind, outcome, name) of every spec this process can dispatch, or refresh when it was seen.
+
+    All processes write the same rows with each heartbeat. One that stands still in the middle must not hold up the
+    hearts of all others: rows that somebody else is refreshing are passed over.
+    """
+    wanted = {(kind, outcome.value, name) for kind, outcome, name in specs}
+    if not wanted:
+        return
+    chosen = _KEY.in_(sorted(wanted))
+    known = {tuple(row) for row in session.execute(select(*_COLUMNS).where(chosen))}
+    missing = [{"kind": kind, "outcome": outcome, "name": name} for kind, outcome, name in sorted(wanted - known)]
+    if missing:
+        session.execute(insert(FollowUpSpec).values(missing).on_conflict_do_nothing())
+    free = select(*_COLUMNS).where(chosen).order_by(*_COLUMNS).with_for_update(key_share=True, skip_locked=True)
+    session.execute(
+        update(FollowUpSpec)
+        .where(_KEY.in_(free))
+        .values(last_seen=func.clock_timestamp())
+        .execution_options(synchronize_session=False)
+    )

@@ -20,6 +20,7 @@ from awa_sqla import (
     Job,
     JobArgs,
     JobRecord,
+    Outcome,
     Rescued,
     RescueReason,
     ScheduledJob,
@@ -340,6 +341,18 @@ def test_a_failing_dispatch_waits_longer_each_time_and_gives_up_after_25_tries(m
     assert waits[0] < waits[4] < waits[9] < 12.1 * 3600
     with maker.begin() as session:
         assert dispatch_obligation(session, follow_ups.specs) is None
+
+
+def test_a_process_that_stands_still_in_its_heartbeat_holds_up_no_other(maker, follow_ups):
+    specs = [("lane_work", Outcome.RESCUED, "r"), ("lane_work", Outcome.RETRIED, "r")]
+    with maker.begin() as session:
+        catalogue.publish(session, specs[:1])
+    with maker() as frozen, maker.begin() as other:
+        catalogue.publish(frozen, specs[:1])
+        other.execute(text("SET LOCAL lock_timeout = '1s'"))
+        catalogue.publish(other, specs)
+    with maker() as session:
+        assert len(session.scalars(select(FollowUpSpec)).all()) == 2
 
 
 def test_a_connection_that_is_lost_in_a_dispatch_is_no_try(maker, follow_ups):

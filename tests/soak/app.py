@@ -31,6 +31,7 @@ from awa_sqla import (
     Snooze,
     TerminalError,
     Unique,
+    WaitForCallback,
     enqueue,
 )
 from tests.soak.tables import Base, Effect, Present, Step, Try
@@ -112,6 +113,14 @@ class WalkAsync(Plan):
     """The same, `async def`."""
 
     steps: int = 5
+
+
+class Park(Plan):
+    """Ends its attempt by waiting for a callback."""
+
+
+class Attend(Plan):
+    """Waits for a callback in its handler."""
 
 
 class Leaf(Plan):
@@ -257,6 +266,28 @@ async def walk_async(ctx: JobContext[WalkAsync]) -> Any:
     return _ended(next_step(ctx, ctx.job.snoozes)[1])
 
 
+def _timeout(ctx: JobContext[Any]) -> timedelta:
+    """For how long a callback is good: the first one of some jobs hardly ever comes in time."""
+    return timedelta(seconds=0.5 if ctx.attempt == 1 and ctx.args.bucket < 3 else 60)
+
+
+@awa.task(Park)
+def park(ctx: JobContext[Park]) -> Any:
+    mark, outcome = next_step(ctx, ctx.job.snoozes)
+    if mark != "done":
+        return _ended(outcome)
+    return WaitForCallback(ctx.register_callback(timeout=_timeout(ctx)))
+
+
+@awa.task(Attend)
+async def attend(ctx: JobContext[Attend]) -> Any:
+    mark, outcome = next_step(ctx, ctx.job.snoozes)
+    if mark != "done":
+        return _ended(outcome)
+    token = await ctx.register_callback(timeout=_timeout(ctx))
+    return {"lease": ctx.lease.run_lease} | await ctx.wait_for_callback(token)
+
+
 @awa.task(Probe)
 async def probe(ctx: JobContext[Probe]) -> None:
     await _record_async(ctx, Present, queue=ctx.job.queue)
@@ -270,7 +301,7 @@ async def probe(ctx: JobContext[Probe]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ what follows
-ROOTS: Sequence[type[Plan]] = (Write, WriteAsync, Call, CallAsync, Walk, WalkAsync)
+ROOTS: Sequence[type[Plan]] = (Write, WriteAsync, Call, CallAsync, Walk, WalkAsync, Park, Attend)
 OUTCOMES = ("completed", "retried", "exhausted", "cancelled", "rescued")
 
 

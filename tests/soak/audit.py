@@ -140,12 +140,26 @@ CHECKS: dict[str, str] = {
     "withdrawn, and not cancelled": """
         SELECT w.job_id AS id, w.by, j.state FROM soak_withdrawn w LEFT JOIN soak_jobs j ON j.id = w.job_id
         WHERE j.state IS DISTINCT FROM 'cancelled'""",
+    "callbacks answered twice": """
+        SELECT min(job_id) AS id, callback_id FROM soak_answers GROUP BY callback_id HAVING count(*) > 1""",
+    "answers that did not come true": """
+        SELECT a.job_id AS id, a.how, a.run_lease, j.state FROM soak_answers a LEFT JOIN soak_jobs j ON j.id = a.job_id
+        WHERE a.how <> 'resume' AND (j.run_lease <> a.run_lease
+            OR j.state IS DISTINCT FROM CASE a.how WHEN 'complete' THEN 'completed' ELSE 'failed' END
+            OR (a.how = 'complete' AND j.result->>'answer' IS DISTINCT FROM a.callback_id::text))""",
+    "waits that ended without an answer": """
+        SELECT j.id, j.kind, j.run_lease, j.result FROM soak_jobs j
+        WHERE j.kind IN ('park', 'attend') AND j.state = 'completed' AND NOT EXISTS (
+            SELECT FROM soak_answers a WHERE a.job_id = j.id AND a.run_lease = j.run_lease
+                AND a.how = CASE WHEN j.result ? 'lease' THEN 'resume' ELSE 'complete' END
+                AND a.callback_id::text = j.result->>'answer')""",
     "dead letters missing": """
         SELECT id, queue, state, stored_in FROM soak_jobs
         WHERE (queue = 'doomed' AND state = 'failed') <> (stored_in = 'dead')""",
     "jobs that should not have failed": """
         SELECT id, kind, errors[cardinality(errors)] AS error FROM soak_jobs WHERE state = 'failed'
-            AND queue <> 'doomed' AND COALESCE(args->>'end', '') <> 'fatal'""",
+            AND queue <> 'doomed' AND COALESCE(args->>'end', '') <> 'fatal'
+            AND NOT EXISTS (SELECT FROM soak_answers a WHERE a.job_id = soak_jobs.id AND a.how = 'fail')""",
     "leases handed out twice": """
         SELECT run_lease, array_agg(DISTINCT job_id) AS id FROM (
             SELECT run_lease, job_id, pid FROM soak_effects UNION ALL SELECT run_lease, job_id, pid FROM soak_tries
@@ -185,6 +199,14 @@ ALWAYS: dict[str, str] = {
                 SELECT FROM awa.follow_up_obligations o
                 WHERE o.job_id = j.id AND o.spec = s.spec AND o.outcome = 'completed')""",
 }
+
+#: Seconds that a transaction may stand still: longer than any handler takes, and any process is frozen.
+STANDING = 15
+ALWAYS["transactions left open"] = f"""
+    SELECT a.pid, a.client_port, now() - a.xact_start AS open, left(a.query, 300) AS last,
+        array(SELECT b.pid FROM pg_stat_activity b WHERE a.pid = ANY (pg_blocking_pids(b.pid))) AS blocked
+    FROM pg_stat_activity a WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+        AND a.state LIKE 'idle in transaction%' AND a.state_change < now() - interval '{STANDING} seconds'"""
 
 #: How much of everything there was.
 COUNTS: dict[str, str] = {
@@ -241,6 +263,7 @@ def story(connection: psycopg.Connection[Any], job_id: int) -> str:
         "effects": "SELECT * FROM soak_effects WHERE job_id = %s ORDER BY id",
         "tries": "SELECT * FROM soak_tries WHERE job_id = %s ORDER BY id",
         "steps": "SELECT * FROM soak_steps WHERE job_id = %s ORDER BY id",
+        "answers": "SELECT * FROM soak_answers WHERE job_id = %s ORDER BY id",
         "children": "SELECT id, kind, state, parent_outcome, args FROM awa.jobs WHERE parent_id = %s ORDER BY id",
         "owed": "SELECT * FROM awa.follow_up_obligations WHERE job_id = %s",
     }

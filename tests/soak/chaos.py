@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import exc as sa_exc
@@ -68,8 +69,9 @@ class Chaos:
         self._rng = random.Random(f"{seed} chaos")
         self._restarting = asyncio.Lock()
         self._killing = asyncio.Lock()
-        #: What was done.
+        #: What was done, how often and when.
         self.did: Counter[str] = Counter()
+        self._journal = fleet.logs / "chaos.log"
 
     def schedule(self, seconds: float) -> list[tuple[float, str]]:
         """When to do what: each kind evenly over the time, at a random moment of each of its parts."""
@@ -101,6 +103,14 @@ class Chaos:
                     await asyncio.sleep(0.1)
                 tasks.create_task(doing[what]())
 
+    def _done(self, what: str, *details: object, times: int = 1) -> None:
+        self.did[what] += times
+        self._note(what, *details)
+
+    def _note(self, *what: object) -> None:
+        with self._journal.open("a") as journal:
+            print(datetime.now().isoformat(" "), *what, file=journal)
+
     async def _victim(self, *, spared: bool = False) -> Place | None:
         """Somebody at work to whom nobody does anything; not the spared one, unless it may be."""
         for _ in range(int(PATIENCE / 0.05)):
@@ -116,14 +126,15 @@ class Chaos:
             if place is not None:
                 place.kill()
                 place.start()
-                self.did["kills"] += 1
+                self._done("kills", place.number)
                 await asyncio.sleep(BREATH)  # kills that are late do not come all at once
 
     async def _term(self) -> None:
         place = await self._victim()
         if place is not None:
-            self.did["terms"] += 1
-            await self._fleet.term(place)
+            twice = self._rng.random() < 0.5
+            self._done("terms", place.number, "twice" if twice else "")
+            await self._fleet.term(place, twice=twice)
 
     async def _freeze(self) -> None:
         """SIGSTOP until its jobs are rescued and perhaps run elsewhere, then SIGCONT."""
@@ -135,7 +146,7 @@ class Chaos:
             place.send(signal.SIGSTOP)
             await asyncio.sleep(STALE_AFTER.total_seconds() + self._rng.uniform(0.5, 3))
             place.send(signal.SIGCONT)
-            self.did["stops"] += 1
+            self._done("stops", place.number, "goes on")
             await asyncio.sleep(0.5)
         finally:
             place.send(signal.SIGCONT)
@@ -146,7 +157,7 @@ class Chaos:
             async with self._driver.engine.connect() as connection:
                 most = self._rng.choice((1, 1, 2, 5))
                 ended = await connection.execute(_TERMINATE, {"driver": DRIVER, "most": most})
-                self.did["backend terminations"] += len(ended.all())
+                self._done("backend terminations", times=len(ended.all()))
         except (sa_exc.OperationalError, sa_exc.InterfaceError):
             pass  # the server is just restarting
 
@@ -154,12 +165,12 @@ class Chaos:
         assert self._server is not None
         async with self._restarting:
             await asyncio.to_thread(self._server.restart, "immediate")
-            self.did["restarts"] += 1
+            self._done("restarts")
 
     async def _cut(self) -> None:
         place = await self._victim(spared=True)
         if place is not None and place.proxy.cut():
-            self.did["cuts"] += 1
+            self._done("cuts", place.number)
 
     async def _cut_in_commit(self) -> None:
         place = await self._victim(spared=True)
@@ -170,9 +181,10 @@ class Chaos:
         place.proxy.arm(armed)
         try:
             await asyncio.wait_for(armed.hit.wait(), COMMIT_PATIENCE)
+            self._note("cut in COMMIT", place.number, armed.how, what)
         except TimeoutError:
             place.proxy.disarm(armed)
-            self.did["no such commit"] += 1
+            self._done("no such commit", place.number, what)
 
     async def _fail_over(self) -> None:
         """The server takes no writes for a while, in sessions that begin now."""
@@ -190,7 +202,7 @@ class Chaos:
                 if value == "on":
                     await self._terminate_all()
                     await asyncio.sleep(self._rng.uniform(1, 3))
-            self.did["failovers"] += 1
+            self._done("failovers")
 
     async def _terminate_all(self) -> None:
         async def once() -> None:

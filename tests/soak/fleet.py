@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import time
+from collections import Counter
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Self
@@ -21,6 +22,8 @@ _nursery.set_forkserver_preload([worker.__name__])
 
 #: Seconds that a process may take to end after SIGTERM: its grace, and time to spare.
 PATIENCE = 30.0
+#: How often processes in one place may find no database when they start, before something else must be wrong.
+TRIES = 30
 
 
 class Place:
@@ -95,10 +98,12 @@ class Fleet:
 
     def __init__(self, url: URL, logs: Path, *, workers: int, sabotage: str | None) -> None:
         self.places = [Place(number, url, logs, sabotage) for number in range(workers)]
+        self.logs = logs
         #: What processes did that they should not, one line each.
         self.wrong: list[str] = []
         self.terms = 0
         self.no_start = 0
+        self.in_vain: Counter[Place] = Counter()
 
     async def __aenter__(self) -> Self:
         for place in self.places:
@@ -118,11 +123,14 @@ class Fleet:
         self._watch.cancel()
         await asyncio.gather(*(self.term(place, again=False) for place in self.places))
 
-    async def term(self, place: Place, *, again: bool = True) -> None:
-        """SIGTERM: it must end by itself, and say 0 unless it had to abandon something."""
+    async def term(self, place: Place, *, twice: bool = False, again: bool = True) -> None:
+        """SIGTERM, perhaps `twice`: it must end by itself, with status 0 unless it had to abandon something."""
         place.busy = True
         try:
             place.send(signal.SIGTERM)
+            if twice:
+                await asyncio.sleep(0.2)
+                place.send(signal.SIGTERM)
             status = await place.ended()
             if status is None:
                 place.send(signal.SIGUSR1)  # it tells where it hangs
@@ -141,9 +149,15 @@ class Fleet:
         while True:
             await asyncio.sleep(0.2)
             for place in self.places:
+                if place.at_work:
+                    self.in_vain[place] = 0
                 if place.busy or (status := place.status) is None:
                     continue
                 if " serves " in place.log.read_text(errors="replace"):
                     self.wrong.append(f"it ended by itself with status {status}: {place.log}\n{place.tail()}")
                 self.no_start += 1
+                self.in_vain[place] += 1
+                if self.in_vain[place] > TRIES:
+                    self.wrong.append(f"it does not start: {place.log}\n{place.tail()}")
+                    return
                 place.start()

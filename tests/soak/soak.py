@@ -24,6 +24,7 @@ from tests.soak import app, audit
 from tests.soak.chaos import Amounts, Chaos
 from tests.soak.fleet import Fleet
 from tests.soak.load import FINISHED, OPEN, Driver, Load
+from tests.soak.outside import Outside
 from tests.soak.tables import Asked, Base, Expected
 
 SETTINGS = {"max_connections": "600", "max_prepared_transactions": "10"}
@@ -133,9 +134,11 @@ class Soak:
                 amounts = Amounts.of(settings.kills, stops=settings.stops, failovers=settings.failovers)
                 self._chaos = Chaos(fleet, self._driver, self._server, amounts, settings.seed)
                 talk = asyncio.create_task(self._progress())
+                outside = asyncio.create_task(Outside(self._driver, settings.seed).answer_all())
                 await self._storm(settings.seconds)
                 if await self._drained():
                     await self._every_slot()
+                outside.cancel()
                 talk.cancel()
                 await fleet.stop()
                 self._report.wrong += fleet.wrong

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import datetime
+from uuid import UUID
 
-from sqlalchemy import BigInteger, DateTime, Integer, MetaData, Text, func
+from sqlalchemy import BigInteger, DateTime, Integer, MetaData, Text, Uuid, func
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 
@@ -65,6 +66,17 @@ class Withdrawn(Base):
     __tablename__ = "soak_withdrawn"
     job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
     by: Mapped[str] = mapped_column(Text)
+
+
+class Answered(Base):
+    """By the driver, in the transaction that answers a callback."""
+
+    __tablename__ = "soak_answers"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    job_id: Mapped[int] = mapped_column(BigInteger, index=True)
+    run_lease: Mapped[int] = mapped_column(BigInteger)
+    callback_id: Mapped[UUID] = mapped_column(Uuid)
+    how: Mapped[str] = mapped_column(Text)
 
 
 class Expected(Base):

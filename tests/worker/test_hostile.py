@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from awa_sqla import Awa, Backoff, ConfigurationError, JobArgs, QueueConfig
 from awa_sqla.maintenance import rescue
 from awa_sqla.models.wakeups import channel
+from awa_sqla.worker import lanes
 from awa_sqla.worker.dispatch import QueueLoop
 
 # Connections that a test cuts are dropped by their drivers without a close.
@@ -240,6 +241,19 @@ def test_a_claim_whose_answer_was_lost_is_found_again(stage, monkeypatch):
     stage.play()
     assert sorted(lost) == ids
     assert [(job.state, job.attempt) for job in stage.jobs()] == [("completed", 1)] * 5
+
+
+def test_many_dead_attempts_are_rescued_one_batch_after_the_other(stage, monkeypatch):
+    monkeypatch.setattr(lanes, "RESCUES", 2)
+    stage.app.task(Next)(nothing)
+    stage.enqueue(*[Work() for _ in range(9)])
+    stage.sql(
+        "UPDATE awa.jobs_hot SET state = 'running', attempt = 1, run_lease = nextval('awa.run_lease_seq'), "
+        "heartbeat_at = clock_timestamp() - interval '1 hour'"
+    )
+    # Of two looks for dead attempts, the second comes after half a minute.
+    stage.play(lambda: "running" not in stage.states())
+    assert all(job.errors[0]["type"] == "rescue" for job in stage.jobs())
 
 
 def test_a_job_that_ends_while_a_lost_claim_is_looked_for_is_not_run_again(stage, monkeypatch):
