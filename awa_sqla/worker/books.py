@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -13,6 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
+from awa_sqla import limits
 from awa_sqla.cel.policy import CallbackPolicy, checked_policy
 from awa_sqla.errors import ConfigurationError, FollowUpError
 from awa_sqla.models.job import Attempt
@@ -43,15 +45,24 @@ class Noted:
         self.percent: float | None = None
         self.message: str | None = None
         self.metadata: dict[str, Any] = {}
+        self._bytes = 0
         self.stored: dict[str, Any] | None = None
         self.error: Exception | None = None
 
-    def add(self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None) -> None:
-        """The same as if it were written after what is here. Raises `InvalidJob`."""
+    def add(self, percent: float | None, message: str | None, metadata: Mapping[str, Any] | None) -> bool:
+        """The same as if it were written after what is here; False when it is too much for one write.
+
+        Raises `InvalidJob`.
+        """
         checked_progress(percent, message, metadata)
+        size = len(json.dumps(dict(metadata), ensure_ascii=False).encode()) if metadata else 0
+        if self._bytes and self._bytes + size > limits.PROGRESS_BYTES:
+            return False
+        self._bytes += size
         self.percent = self.percent if percent is None else percent
         self.message = self.message if message is None else message
         self.metadata |= metadata or {}
+        return True
 
 
 class Progress:
@@ -77,13 +88,15 @@ class Books:
         """Write progress; returns the stored one.
 
         Calls that come while one is being written are written together, in their order: a thousand at once are two
-        transactions, and the last percentage stays.
+        transactions, unless their metadata is too much for that, and the last percentage stays.
         """
         progress = self._progress.setdefault(attempt, Progress())
         progress.callers += 1
         try:
             noted = progress.next
-            noted.add(percent, message, metadata)
+            if not noted.add(percent, message, metadata):
+                noted = progress.next = Noted()
+                noted.add(percent, message, metadata)
             async with progress.turn:
                 if noted.stored is None and noted.error is None:
                     if progress.next is noted:

@@ -89,8 +89,11 @@ class QueueLoop:
             if allowed == 0:
                 self._wake_later(self._pace.wait())
                 continue
-            rows = await self._claim_surely(allowed)
-            self._pace.give_back(max(allowed - len(rows), 0))
+            rows: list[Claimed] = []
+            try:
+                rows = await self._claim_surely(allowed)
+            finally:
+                self._pace.give_back(max(allowed - len(rows), 0))
             self.busy += len(rows)
             for row in rows:
                 start(row)

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Engine, QueuePool, text
+from sqlalchemy import AssertionPool, Engine, QueuePool, StaticPool, text
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from awa_sqla.errors import ConfigurationError
-from awa_sqla.models.job import Job
+from awa_sqla.session.target import jobs_bind
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -27,10 +27,12 @@ def most_of(factory: Any) -> int | None:
     """How many sessions of a factory can have a connection at once; None without a limit, or with an unknown pool."""
     session = factory()
     try:
-        bind = getattr(session, "sync_session", session).get_bind(Job)
+        bind = jobs_bind(getattr(session, "sync_session", session))
     except UnboundExecutionError:
         return None
     pool: Any = bind.pool if isinstance(bind, Engine) else None
+    if isinstance(pool, StaticPool | AssertionPool):
+        return 1
     overflow: int = pool._max_overflow if isinstance(pool, QueuePool) else -1  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]
     return None if overflow < 0 else pool.size() + overflow
 

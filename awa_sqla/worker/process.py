@@ -60,8 +60,13 @@ async def _run(make: Callable[[], Worker], reloader: Reloader | None) -> int:
         signals = stack.enter_context(Signals(worker, asyncio.get_running_loop(), reloads=reloader is not None))
         if reloader is not None:
             stack.enter_context(reloader.watching(signals.reload))
-        async with worker:
-            await worker.wait()
+        try:
+            async with worker:
+                await worker.wait()
+        except Exception:
+            if not worker.abandoned:
+                raise
+            log.exception("the worker did not end well")
         if reloader is not None:
             reloader.wanted = signals.reloading
         if worker.abandoned:

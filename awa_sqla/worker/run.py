@@ -158,7 +158,11 @@ async def perform(run: Run, context: JobContext[Any], body: Body, threads: Threa
 
 async def _in_thread(run: Run, threads: Threads, body: Body, context: JobContext[Any]) -> Any:
     """Wait for a handler in a thread; a cancelled wait goes on as the thread does, until it is left behind."""
-    future = threads.run(partial(contextvars.copy_context().run, partial(_contained, run, body, context)))
+    try:
+        future = threads.run(partial(contextvars.copy_context().run, partial(_contained, run, body, context)))
+    except RuntimeError as exc:  # the handler has not begun, so the attempt is not charged
+        log.warning("no thread for job %s, it is put back: %s", run.attempt.id, exc)
+        return PutBack(timedelta(seconds=1))
     while True:
         try:
             returned, error = await asyncio.shield(future)

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
+from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.session.events import Started
@@ -77,9 +78,12 @@ class Worker(Visible):
         self._loops: dict[str, QueueLoop] = {}
         self._stop = asyncio.Event()
         self._state: Any = None
+        self._stack, self._entered = AsyncExitStack(), False
 
     async def __aenter__(self) -> Self:
-        self._stack = AsyncExitStack()
+        if self._entered:
+            raise ConfigurationError("a worker lives once: make another with awa.worker(...)")
+        self._entered = True
         try:
             await self._start()
         except BaseException:
@@ -250,9 +254,15 @@ class Worker(Visible):
         left = claimed.seconds_left
         if left is not None:
             run.alarm = self._loop.call_later(left, run.stop, running.OVERDUE)
-        if run.task is not None and self._app.hooks.wants(Started, claimed.kind):
-            self._app.hooks.tell([Happening(Started, claimed.snapshot, {})])
         run.asyncio_task = self._loop.create_task(self._perform(run))
+        if run.task is not None and self._app.hooks.wants(Started, claimed.kind):
+            self._tell_started(claimed)
+
+    def _tell_started(self, claimed: Claimed) -> None:
+        try:
+            self._app.hooks.tell([Happening(Started, claimed.snapshot, {})])
+        except Exception:  # a row that cannot be read must keep no other of its claim from beginning
+            log.exception("the hooks of Started were not told of job %s", claimed.attempt.id)
 
     async def _perform(self, run: Run) -> None:
         result: Result = Settled()
@@ -308,13 +318,20 @@ class Worker(Visible):
         log.warning("%d attempts still run after grace: asking them to stop", len(self._flight))
         self.interrupt()
         if not await self._flight.landed_within(LAST_CALL):
-            left = list(self._flight)
-            self.abandoned = len(left)
-            log.error("abandoned jobs %s: their handlers do not end", [run.attempt.id for run in left])
-            for run in left:
-                run.left_behind = True
-                self._finalizer.submit(run, PutBack(timedelta(0)))
-            await self._flight.landed_within(LAST_CALL)
+            self._abandon([run for run in self._flight if run.asyncio_task is None or not run.asyncio_task.done()])
+            if not await self._flight.landed_within(LAST_CALL):
+                log.error(
+                    "outcomes of jobs %s are not written, others will rescue them", [r.attempt.id for r in self._flight]
+                )
+
+    def _abandon(self, runs: list[Run]) -> None:
+        if not runs:
+            return
+        self.abandoned = len(runs)
+        log.error("abandoned jobs %s: their handlers do not end", [run.attempt.id for run in runs])
+        for run in runs:
+            run.left_behind = True
+            self._finalizer.submit(run, PutBack(timedelta(0)))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

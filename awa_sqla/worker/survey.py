@@ -91,4 +91,6 @@ def rationed(settings: Mapping[str, Settings], most: int | None) -> dict[str, in
     total = sum(wanted.values())
     if most is None or total <= most:
         return wanted
-    return {queue: max(number * most // total, min(number, 1)) for queue, number in wanted.items()}
+    least = {queue: min(number, 1) for queue, number in wanted.items()}
+    left, more = max(most - sum(least.values()), 0), max(total - sum(least.values()), 1)
+    return {queue: least[queue] + (number - least[queue]) * left // more for queue, number in wanted.items()}

@@ -26,7 +26,7 @@ class Threads:
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
     def run(self, function: Callable[[], T]) -> asyncio.Future[T]:
-        """What `function`, which must not raise, returns in a thread."""
+        """What `function`, which must not raise, returns in a thread. Raises `RuntimeError` when none can start."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
 
@@ -39,10 +39,10 @@ class Threads:
             with suppress(RuntimeError):  # the loop is closed: nobody waits for an abandoned handler
                 loop.call_soon_threadsafe(tell, result)
 
-        self._calls.put(call)
         if not self._idle.acquire(blocking=False) and self._count < self._most:
+            threading.Thread(target=self._serve, name=f"awa_sqla_{self._count + 1}", daemon=True).start()
             self._count += 1
-            threading.Thread(target=self._serve, name=f"awa_sqla_{self._count}", daemon=True).start()
+        self._calls.put(call)
         return future
 
     def close(self) -> None:

@@ -19,10 +19,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla.errors import CallbackNotFound, ConfigurationError, FollowUpError, StaleJobError, UniqueConflict
 from awa_sqla.models.base import JobState
-from awa_sqla.models.job import Attempt, Job
+from awa_sqla.models.job import Attempt
 from awa_sqla.session import callbacks, verbs
 from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.session.steps import release, reserve
+from awa_sqla.session.target import jobs_connection, refuse_autocommit
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.outcomes import (
     Cancel,
@@ -207,7 +208,8 @@ class _CommitGuard:
     def begin(self) -> None:
         """Begin, with a connection in hand before the handler runs."""
         self._transaction = self._session.begin()
-        self._connection = self._session.connection(bind_arguments={"mapper": Job})
+        self._connection = jobs_connection(self._session)
+        refuse_autocommit(self._connection)
         self._began = self._connection.get_transaction()
         reserve(self._session, self._attempt)
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import AssertionPool, Delete, Engine, Insert, StaticPool, Update, create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import Backoff, ConfigurationError, JobArgs, QueueConfig, cancel
 from awa_sqla.worker import listen, runner
@@ -60,6 +60,35 @@ def test_a_pool_too_small_for_the_queues_is_refused_with_the_sum(stage, road, gi
     assert stage.states() == ["available"]
     stage.play(queues=["default"], **options())
     assert stage.states() == ["completed"]
+
+
+def test_the_sum_is_that_of_the_engine_that_writes_and_of_a_pool_of_one(stage):
+    primary = create_engine(stage.url, pool_size=1, max_overflow=0)
+    replica = create_engine(stage.url, pool_size=100)
+    seen: list[tuple[int, int]] = []
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Engine:
+            return primary if self._flushing or isinstance(clause, Insert | Update | Delete) else replica
+
+    @stage.app.task(Work, transactional=True)
+    def now(ctx: Any) -> None:
+        seen.append((primary.pool.checkedout(), replica.pool.checkedout()))  # type: ignore[attr-defined]
+
+    stage.app.queues["default"] = QueueConfig(concurrency=2)
+    for factory in (
+        sessionmaker(class_=Routing),
+        sessionmaker(create_engine(stage.url, poolclass=StaticPool)),
+        sessionmaker(create_engine(stage.url, poolclass=AssertionPool)),
+    ):
+        with pytest.raises(ConfigurationError, match=r"gives 1 \("):
+            stage.play(session_factory=factory)
+    stage.app.queues["default"] = QueueConfig(concurrency=1)
+    stage.enqueue(Work())
+    stage.play(session_factory=sessionmaker(class_=Routing))
+    assert seen == [(1, 0)]
+    primary.dispose()
+    replica.dispose()
 
 
 def test_a_pool_without_a_limit_and_handlers_without_a_session_need_no_sum(stage):

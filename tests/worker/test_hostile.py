@@ -224,6 +224,35 @@ def test_an_autocommit_engine_is_refused_at_the_start(stage, engine):
         rescue(session, stale_after=timedelta(seconds=1))
 
 
+@pytest.mark.parametrize("road", ["async", "def"])
+def test_an_autocommit_session_runs_no_handler_whose_writes_it_could_not_discard(stage, road):
+    ran: list[int] = []
+
+    async def later(ctx: Any) -> None:
+        ran.append(ctx.job.id)
+
+    def now(ctx: Any) -> None:
+        ran.append(ctx.job.id)
+
+    stage.app.task(Work, transactional=True)(later if road == "async" else now)
+    stage.app.queues["default"] = QueueConfig(concurrency=5)
+    engine = create_engine(stage.url, isolation_level="AUTOCOMMIT")
+    async_engine = create_async_engine(stage.url, isolation_level="AUTOCOMMIT")
+    stage.enqueue(Work(), max_attempts=1)
+
+    async def dispose(worker: Any) -> None:
+        await stage.until(stage.all_ended)
+        await async_engine.dispose()
+
+    stage.play(
+        session_factory=sessionmaker(engine), async_session_factory=async_sessionmaker(async_engine), during=dispose
+    )
+    engine.dispose()
+    (job,) = stage.jobs()
+    assert (job.state, ran) == ("failed", [])
+    assert "AUTOCOMMIT" in job.errors[0]["error"]
+
+
 def test_a_claim_whose_answer_was_lost_is_found_again(stage, monkeypatch):
     lost: list[int] = []
     claim = QueueLoop._claim

@@ -458,6 +458,21 @@ def test_stopping_lets_running_jobs_end_and_claims_no_more(stage):
     assert [row.attempt for row in rows] == [1, 0, 0, 0, 0]
 
 
+def test_a_worker_lives_once(stage):
+    stage.app.task(Work)(nothing)
+
+    async def twice() -> None:
+        worker = stage.app.worker(stage.url)
+        async with worker:
+            with pytest.raises(ConfigurationError, match="lives once"):
+                await worker.__aenter__()
+        with pytest.raises(ConfigurationError, match="lives once"):
+            await worker.__aenter__()
+
+    asyncio.run(twice())
+    assert not [thread for thread in threading.enumerate() if thread.name == "awa_sqla heartbeat"]
+
+
 @pytest.mark.case(30)
 def test_after_grace_a_task_is_interrupted_and_its_attempt_not_charged(stage):
     reached = threading.Event()

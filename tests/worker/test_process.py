@@ -93,6 +93,35 @@ async def stubborn():
     assert stage.states() == ["scheduled"]
 
 
+def test_a_lifespan_that_cannot_end_keeps_no_process_with_abandoned_jobs(stage, tmp_path):
+    stage.enqueue(Work())
+    source = """
+from contextlib import asynccontextmanager
+
+@asynccontextmanager
+async def lifespan():
+    yield
+    raise RuntimeError("cannot end")
+
+awa = Awa(lifespan=lifespan)
+
+async def stubborn():
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            pass
+"""
+    with Program(
+        stage, tmp_path, source + handler("await stubborn()") + RUN, options="dict(grace=timedelta(seconds=0.2))"
+    ) as program:
+        program.marked("started")
+        program.tell(TERM)
+        assert program.status() == 1
+        assert "RuntimeError: cannot end" in program.stderr()
+    assert stage.states() == ["scheduled"]
+
+
 def test_a_closed_terminal_drains_although_it_says_so_twice(stage, tmp_path):
     stage.enqueue(Work())
     with Program(stage, tmp_path, handler("await asyncio.sleep(2)") + RUN) as program:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, select, text
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy import Engine, event, select, text
 
 from awa_sqla import (
     Backoff,
@@ -338,17 +337,17 @@ def test_wrong_progress_is_refused_and_changes_nothing(stage, road):
 
 # ----------------------------------------------------------------------------------------------------- how often
 @pytest.fixture
-def counting(stage):
-    """An engine for the worker, and how often it has written progress."""
-    engine = create_async_engine(stage.url)
+def counting() -> Iterator[list[str]]:
+    """What writes progress, over whichever engine."""
     written: list[str] = []
 
     def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if "SET progress" in statement:
             written.append(statement)
 
-    event.listen(engine.sync_engine, "before_cursor_execute", note)
-    return engine, written
+    event.listen(Engine, "before_cursor_execute", note)
+    yield written
+    event.remove(Engine, "before_cursor_execute", note)
 
 
 @pytest.mark.parametrize("road", ["async", "def"])
@@ -362,9 +361,8 @@ def test_each_call_that_is_waited_for_is_durable(stage, road, counting):
 
     register(stage, road, script)
     stage.enqueue(Work())
-    engine, written = counting
-    stage.play(url=engine)
-    assert len(written) == 100
+    stage.play()
+    assert len(counting) == 100
     assert stage.jobs()[0].result == {str(n % 10): n for n in range(91, 101)}
 
 
@@ -379,9 +377,8 @@ def test_a_thousand_calls_at_once_are_written_together_and_in_their_order(stage,
 
     register(stage, "async", script)
     stage.enqueue(Work())
-    engine, written = counting
-    stage.play(url=engine)
-    assert len(written) == 2
+    stage.play()
+    assert len(counting) == 2
     assert stage.jobs()[0].result == {
         "percent": 99.9,
         "message": "call 999",
@@ -401,6 +398,19 @@ def test_a_wrong_call_among_many_fails_alone(stage):
     assert stage.jobs()[0].result == ["NoneType", "NoneType", "InvalidJob", "NoneType", 4]
 
 
+def test_calls_that_are_too_much_together_are_written_in_several_transactions(stage, counting):
+    def script(ctx: Any) -> Generator[Any, Any, Any]:
+        calls = [ctx.set_progress(n, metadata={str(n): "x" * 30_000}) for n in range(7)]
+        yield asyncio.gather(*calls)
+        return [stage.jobs()[0].progress["percent"], sorted(stage.jobs()[0].progress["metadata"])]
+
+    register(stage, "async", script)
+    stage.enqueue(Work())
+    stage.play()
+    assert stage.jobs()[0].result == [6, [str(n) for n in range(7)]]
+    assert len(counting) == 4
+
+
 def test_all_calls_of_an_attempt_that_has_ended_fail_together(stage, counting):
     found: list[Any] = []
 
@@ -410,10 +420,9 @@ def test_all_calls_of_an_attempt_that_has_ended_fail_together(stage, counting):
 
     register(stage, "async", script)
     stage.enqueue(Work())
-    engine, written = counting
-    stage.play(lambda: found, notify=False, url=engine)
+    stage.play(lambda: found, notify=False)
     assert [type(one) for one in found] == [StaleJobError] * 5
-    assert len(written) == 2
+    assert len(counting) == 2
 
 
 def test_a_call_that_is_cancelled_leaves_the_others_to_be_written(stage):

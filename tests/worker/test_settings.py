@@ -207,4 +207,6 @@ def test_overrides_are_rationed_where_a_pool_sets_the_limit():
     settings = {name: Settings(number, 1, None) for name, number in {"a": 60, "b": 30, "c": 1, "d": 0}.items()}
     assert rationed(settings, None) == {"a": 60, "b": 30, "c": 1, "d": 0}
     assert rationed(settings, 91) == {"a": 60, "b": 30, "c": 1, "d": 0}
-    assert rationed(settings, 40) == {"a": 26, "b": 13, "c": 1, "d": 0}
+    assert rationed(settings, 40) == {"a": 25, "b": 13, "c": 1, "d": 0}
+    settings = {name: Settings(number, 1, None) for name, number in {"a": 1, "b": 1, "c": 1000}.items()}
+    assert rationed(settings, 3) == {"a": 1, "b": 1, "c": 1}
