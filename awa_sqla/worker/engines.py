@@ -76,9 +76,9 @@ class Engines:
         if self.url.get_backend_name() != "postgresql":
             raise ConfigurationError(f"awa_sqla needs PostgreSQL, not {self.url.get_backend_name()}")
         # What the books do is tried again, so a connection need not be proved alive before each use.
-        self.book = self._make_async(ASYNCPG_PATIENCE, pool_size=5, max_overflow=5)
-        #: The same connections, for single statements: without BEGIN and COMMIT.
-        self.alone = self.book.execution_options(isolation_level="AUTOCOMMIT")
+        self.book = self._make_async(ASYNCPG_PATIENCE, pool_size=4, max_overflow=4)
+        #: For single statements, without BEGIN and COMMIT.
+        self.alone = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=1, isolation_level="AUTOCOMMIT")
         self.heart = self._make_sync(pool_size=1, max_overflow=1)
         self._given, self._concurrency = given, concurrency
 
@@ -186,10 +186,10 @@ class Engines:
         self._watch(engine)
         return engine.execution_options(**self._options)
 
-    def _make_async(self, asyncpg: dict[str, int], **pool: Any) -> AsyncEngine:
+    def _make_async(self, asyncpg: dict[str, int], **options: Any) -> AsyncEngine:
         on_asyncpg = self.url.get_driver_name() == "asyncpg"
         url = self.url if on_asyncpg else self.url.set(drivername="postgresql+psycopg")
-        engine = create_async_engine(url, connect_args=_unsaid(asyncpg if on_asyncpg else PATIENCE, url), **pool)
+        engine = create_async_engine(url, connect_args=_unsaid(asyncpg if on_asyncpg else PATIENCE, url), **options)
         self._own_async.append(engine)
         self._watch(engine.sync_engine)
         return engine.execution_options(**self._options)

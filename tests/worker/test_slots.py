@@ -41,7 +41,7 @@ def test_a_row_that_no_hook_can_be_told_of_keeps_no_other_from_beginning(stage, 
 
     async def during(worker: Any) -> None:
         await stage.until(lambda: "running" not in states() and "available" not in states())
-        assert worker.load() == {"default": (0, 3)}
+        await stage.until(lambda: worker.load() == {"default": (0, 3)})
 
     stage.play(lambda: True, during=during)
     assert states()[1:] == ["completed", "completed"]
