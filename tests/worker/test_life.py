@@ -473,6 +473,28 @@ def test_a_worker_lives_once(stage):
     assert not [thread for thread in threading.enumerate() if thread.name == "awa_sqla heartbeat"]
 
 
+def test_services_that_take_their_time_to_end_do_so_together(stage):
+    """As those do whose query is not answered: their driver waits ten seconds."""
+    stage.app.task(Work)(nothing)
+    ended: list[float] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append(time.monotonic())
+
+    async def during(worker: Any) -> None:
+        for _ in range(20):
+            worker._spawn(slow)
+        await asyncio.sleep(0)
+
+    stage.play(lambda: True, during=during)
+    assert len(ended) == 20
+    assert ended[-1] - ended[0] < 5
+
+
 @pytest.mark.case(30)
 def test_after_grace_a_task_is_interrupted_and_its_attempt_not_charged(stage):
     reached = threading.Event()
