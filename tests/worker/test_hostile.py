@@ -369,7 +369,7 @@ def test_what_is_no_url_of_ours_is_said_so(url):
 def test_what_is_no_url_is_said_without_its_password():
     app = Awa()
     app.task(Work)(nothing)
-    with pytest.raises(ConfigurationError, match="^'host/shop' is no database URL") as refused:
+    with pytest.raises(ConfigurationError, match=r"^'host/shop' is no database URL") as refused:
         app.worker("postgresql//ada:p@ss@host/shop")
     assert "ss@" not in str(refused.value)
 
