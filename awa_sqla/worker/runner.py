@@ -35,7 +35,7 @@ from awa_sqla.worker.dispatch import Claimant, QueueLoop
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.flight import Flight
-from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
+from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues, forget_dead
 from awa_sqla.worker.lanes import Lanes
 from awa_sqla.worker.listen import Listener, notify
 from awa_sqla.worker.loops import check_loop
@@ -133,6 +133,7 @@ class Worker(Visible):
         self._identity.concurrency = self._concurrency
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
+            await session.run_sync(forget_dead)
             await session.run_sync(self._identity.write)
         self._finalizer = Finalizer(self._maker, self._acknowledged)
         claimant = Claimant(self._engines.book, self.id, self._options.claim_batch)

@@ -63,6 +63,19 @@ def test_a_worker_says_who_it_is_and_what_it_serves(stage):
     assert [tuple(row)[:3] for row in stage.sql("SELECT * FROM awa.follow_up_specs")] == [("work", "completed", "spec")]
 
 
+def test_processes_that_ended_without_a_word_are_forgotten_after_a_day(stage):
+    for name, hours in (("killed", 25), ("quiet", 23)):
+        stage.sql(
+            "INSERT INTO awa.runtime_instances (id, role, hostname, pid, version, last_seen) "
+            "VALUES (%s, 'worker', 'h', 1, '1', now() - make_interval(hours => %s))",
+            name,
+            hours,
+        )
+    stage.app.task(Work)(nothing)
+    stage.play()
+    assert [row.id for row in stage.sql("SELECT id FROM awa.runtime_instances")] == ["quiet"]
+
+
 def test_declaring_keeps_what_operators_have_overridden(stage):
     stage.app.task(Work)(nothing)
     stage.sql("INSERT INTO awa.queue_meta (queue, override_dead_letters, paused_at) VALUES ('default', true, now())")
