@@ -63,7 +63,7 @@ TABLES = {
     ),
     "follow_up_specs": "The catalogue: which follow-ups some process can dispatch.",
     "follow_up_obligations": "Follow-ups that are still owed for a committed transition.",
-    "runtime_instances": "Live processes.",
+    "runtime_instances": "Live processes; those that ended without a word stay listed for a day.",
     "schema_version": "One row for each installed step of the schema.",
 }
 

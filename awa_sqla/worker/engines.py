@@ -255,7 +255,7 @@ def source(given: object) -> tuple[URL, dict[str, Any]]:
             url = make_url(given)
         except (ArgumentError, ValueError) as exc:
             raise ConfigurationError(
-                f"{given.partition('@')[2] or given!r} is no database URL; write postgresql://user:password@host/database"
+                f"{given.rpartition('@')[2]!r} is no database URL; write postgresql://user:password@host/database"
             ) from exc
         return _with_driver(url), {}
     if isinstance(given, URL):

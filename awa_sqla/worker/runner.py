@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Self
@@ -35,7 +35,7 @@ from awa_sqla.worker.dispatch import Claimant, QueueLoop
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.flight import Flight
-from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
+from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues, forget_dead
 from awa_sqla.worker.lanes import Lanes
 from awa_sqla.worker.listen import Listener, notify
 from awa_sqla.worker.loops import check_loop
@@ -79,6 +79,7 @@ class Worker(Visible):
         self._stop = asyncio.Event()
         self._state: Any = None
         self._stack, self._entered = AsyncExitStack(), False
+        self._services: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -132,6 +133,7 @@ class Worker(Visible):
         self._identity.concurrency = self._concurrency
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
+            await session.run_sync(forget_dead)
             await session.run_sync(self._identity.write)
         self._finalizer = Finalizer(self._maker, self._acknowledged)
         claimant = Claimant(self._engines.book, self.id, self._options.claim_batch)
@@ -142,8 +144,9 @@ class Worker(Visible):
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
         await self._survey()
-        self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
         self._stack.callback(self._finalizer.close)
+        self._stack.push_async_callback(_ended, self._services)
+        self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
         self._spawn(self._finalizer.serve)
         self._spawn_helpers()
         self._health.started(self._heart, self._listener)
@@ -200,7 +203,7 @@ class Worker(Visible):
                     return
 
         task = asyncio.create_task(supervised())
-        self._stack.push_async_callback(_cancelled, task)
+        self._services.append(task)
         return task
 
     # ------------------------------------------------------------ waking
@@ -311,8 +314,7 @@ class Worker(Visible):
         grace = self._options.grace.total_seconds()
         started = self._loop.time()
         _, hanging = await asyncio.wait(self._claims, timeout=grace + LAST_CALL)
-        for task in hanging:  # the database does not answer: what it may have given us will be rescued
-            await _cancelled(task)
+        await _ended(hanging)  # the database does not answer: what it may have given us will be rescued
         if await self._flight.landed_within(grace - (self._loop.time() - started)):
             return
         log.warning("%d attempts still run after grace: asking them to stop", len(self._flight))
@@ -334,10 +336,9 @@ class Worker(Visible):
             self._finalizer.submit(run, PutBack(timedelta(0)))
 
 
-async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    try:
-        await task
-    except asyncio.CancelledError:
-        if (current := asyncio.current_task()) is not None and current.cancelling():
-            raise
+async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel all at once: where the database does not answer, each takes the ten seconds that its driver waits."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

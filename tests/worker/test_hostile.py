@@ -380,6 +380,14 @@ def test_what_is_no_url_of_ours_is_said_so(url):
         app.worker(url)
 
 
+def test_what_is_no_url_is_said_without_its_password():
+    app = Awa()
+    app.task(Work)(nothing)
+    with pytest.raises(ConfigurationError, match=r"^'host/shop' is no database URL") as refused:
+        app.worker("postgresql//ada:p@ss@host/shop")
+    assert "ss@" not in str(refused.value)
+
+
 def test_run_worker_needs_the_main_thread(stage):
     stage.app.task(Work)(nothing)
     said: list[BaseException] = []

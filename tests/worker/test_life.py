@@ -63,6 +63,19 @@ def test_a_worker_says_who_it_is_and_what_it_serves(stage):
     assert [tuple(row)[:3] for row in stage.sql("SELECT * FROM awa.follow_up_specs")] == [("work", "completed", "spec")]
 
 
+def test_processes_that_ended_without_a_word_are_forgotten_after_a_day(stage):
+    for name, hours in (("killed", 25), ("quiet", 23)):
+        stage.sql(
+            "INSERT INTO awa.runtime_instances (id, role, hostname, pid, version, last_seen) "
+            "VALUES (%s, 'worker', 'h', 1, '1', now() - make_interval(hours => %s))",
+            name,
+            hours,
+        )
+    stage.app.task(Work)(nothing)
+    stage.play()
+    assert [row.id for row in stage.sql("SELECT id FROM awa.runtime_instances")] == ["quiet"]
+
+
 def test_declaring_keeps_what_operators_have_overridden(stage):
     stage.app.task(Work)(nothing)
     stage.sql("INSERT INTO awa.queue_meta (queue, override_dead_letters, paused_at) VALUES ('default', true, now())")
@@ -471,6 +484,28 @@ def test_a_worker_lives_once(stage):
 
     asyncio.run(twice())
     assert not [thread for thread in threading.enumerate() if thread.name == "awa_sqla heartbeat"]
+
+
+def test_services_that_take_their_time_to_end_do_so_together(stage):
+    """As those do whose query is not answered: their driver waits ten seconds."""
+    stage.app.task(Work)(nothing)
+    ended: list[float] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            await asyncio.sleep(0.5)
+            ended.append(time.monotonic())
+
+    async def during(worker: Any) -> None:
+        for _ in range(20):
+            worker._spawn(slow)
+        await asyncio.sleep(0)
+
+    stage.play(lambda: True, during=during)
+    assert len(ended) == 20
+    assert ended[-1] - ended[0] < 5
 
 
 @pytest.mark.case(30)
