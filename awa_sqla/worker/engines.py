@@ -53,6 +53,7 @@ _ASYNCPG_ONLY = frozenset(
     {
         "async_fallback",
         "command_timeout",
+        "direct_tls",
         "max_cacheable_statement_size",
         "max_cached_statement_lifetime",
         "prepared_statement_cache_size",

@@ -73,7 +73,8 @@ class Listener:
             hold(connection)
             await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
             while True:
-                await self._ring(self._token)
+                async with asyncio.timeout(ECHO):  # books that stand still prove nothing
+                    await self._ring(self._token)
                 if not await self._echoed(connection):
                     await connection.execute("UNLISTEN *")  # it may be another's by now, whom it would only burden
                     raise DeafError
