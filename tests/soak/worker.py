@@ -16,6 +16,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from datetime import timedelta
+from multiprocessing import forkserver
 from pathlib import Path
 
 import asyncpg  # noqa: F401 - what engines import when they are made
@@ -33,8 +34,10 @@ configure_mappers()
 
 def live(url: str, log: str, sabotage: str | None) -> None:
     """Work until told to stop, or until the driver is gone; the process ends with the status of `run_worker()`."""
-    # A group of its own: the kernel ends a frozen one when the driver is gone, and Ctrl-C reaches the driver alone.
+    # A group of its own, so that Ctrl-C reaches the driver alone. When the driver is gone, so is the process that
+    # forked us, unless we hold its lifeline; and the kernel ends groups that are frozen and have lost their parent.
     os.setpgid(0, 0)
+    os.close(forkserver._forkserver._forkserver_alive_fd)
     threading.Thread(target=_end_with_driver, daemon=True).start()
     with Path(log).open("wb") as file:
         os.dup2(file.fileno(), 1)
