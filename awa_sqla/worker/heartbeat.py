@@ -139,7 +139,10 @@ def forget_dead(session: Session) -> None:
 
 
 def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
-    """Write the declared settings of the queues this worker serves."""
+    """Write the declared settings of the queues this worker serves.
+
+    What is written already is not touched: a process that stands still in its start keeps no other from starting.
+    """
     rows = [
         {
             "queue": name,
@@ -152,10 +155,13 @@ def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
         }
         for name, config in sorted(configs.items())
     ]
-    statement = insert(Queue).values(rows)
-    declared = {name: statement.excluded[name] for name in rows[0] if name != "queue"}
-    changed = or_(*(getattr(Queue, name).is_distinct_from(value) for name, value in declared.items()))
-    session.execute(statement.on_conflict_do_update(index_elements=[Queue.queue], set_=declared, where=changed))
+    columns = [getattr(Queue, name) for name in rows[0]]
+    written = {tuple(row) for row in session.execute(select(*columns).where(Queue.queue.in_(configs)))}
+    changed = [row for row in rows if tuple(row.values()) not in written]
+    if changed:
+        statement = insert(Queue).values(changed)
+        declared = {name: statement.excluded[name] for name in rows[0] if name != "queue"}
+        session.execute(statement.on_conflict_do_update(index_elements=[Queue.queue], set_=declared))
 
 
 class Beating(Protocol):

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, SchemaVersionError, Worker, cancel
+from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, RateLimit, SchemaVersionError, Worker, cancel
 from awa_sqla.schema import create_all, migrate
 from awa_sqla.worker import lanes
 
@@ -82,6 +82,17 @@ def test_declaring_keeps_what_operators_have_overridden(stage):
     stage.play(lambda: True)
     (row,) = stage.sql("SELECT * FROM awa.queue_meta")
     assert (row.override_dead_letters, row.declared_dead_letters, row.paused_at is None) == (True, False, False)
+
+
+def test_a_process_that_stands_still_in_its_start_keeps_no_other_from_starting(stage):
+    stage.app.queues["slow"] = QueueConfig(rate_limit=RateLimit(0.1), deadline=timedelta(seconds=0.1))
+    stage.app.task(Work)(nothing)
+    stage.play(lambda: True)
+    stage.enqueue(Work())
+    with stage.sessions() as frozen:
+        frozen.execute(text("SELECT * FROM awa.queue_meta FOR UPDATE"))
+        stage.play()
+    assert stage.states() == ["completed"]
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "psycopg2"])
