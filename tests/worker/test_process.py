@@ -17,6 +17,7 @@ from awa_sqla.worker.loops import loop_factory
 from tests.worker.programs import RUN, Program
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.processes,
     pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning"),
 ]
