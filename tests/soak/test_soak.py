@@ -34,6 +34,7 @@ def test_nothing_is_lost_or_doubled_in_a_short_soak(tmp_path: Path) -> None:
     assert report.did["restarts"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", [1, 2])
@@ -45,6 +46,7 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
     assert {how for how, _ in report.commits} == {"before", "after"}
 
 
+@pytest.mark.slow
 @pytest.mark.sabotage
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("guard", [*RUNS])
