@@ -20,8 +20,8 @@ from awa_sqla.worker.forks import hold
 
 log = logging.getLogger("awa_sqla.worker")
 
-#: Seconds between proofs that notifications arrive, and for one to arrive.
-PROOF, ECHO = 30.0, 5.0
+#: Seconds between proofs that notifications arrive, for one to be sent, and for it to arrive.
+PROOF, RING, ECHO = 30.0, 10.0, 5.0
 #: Seconds until the next try: at first, at the most, and where notifications do not arrive.
 SOON, LATER, DEAF = 0.1, 5.0, 60.0
 
@@ -60,7 +60,7 @@ class Listener:
                 )
                 pause = DEAF
             except (psycopg.Error, OSError) as exc:
-                log.warning("the listener is down, polling instead: %s", str(exc).partition("\n")[0])
+                log.warning("the listener is down, polling instead: %s", _brief(exc))
                 pause = SOON if self.healthy else min(pause * 2, LATER)
             finally:
                 self.healthy = False
@@ -73,7 +73,7 @@ class Listener:
             hold(connection)
             await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
             while True:
-                async with asyncio.timeout(ECHO):  # books that stand still prove nothing
+                async with asyncio.timeout(RING):  # books that stand still prove nothing
                     await self._ring(self._token)
                 if not await self._echoed(connection):
                     await connection.execute("UNLISTEN *")  # it may be another's by now, whom it would only burden
@@ -100,3 +100,7 @@ async def notify(engine: AsyncEngine, channel: str, payload: str) -> None:
     """Send one payload to a channel, over an engine in AUTOCOMMIT mode."""
     async with engine.connect() as connection:
         await connection.execute(select(func.pg_notify(channel, payload)))
+
+
+def _brief(exc: Exception) -> str:
+    return str(exc).partition("\n")[0] or type(exc).__name__

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psycopg
@@ -82,7 +82,8 @@ def between(url: URL, *, deaf: bool = False) -> Iterator[URL]:
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection(url.host, url.port)
-        await asyncio.gather(_raw(reader, back), _messages(there, writer, deaf=deaf), return_exceptions=True)
+        with suppress(asyncio.CancelledError):  # at the end, of which asyncio would make an error of this callback
+            await asyncio.gather(_raw(reader, back), _messages(there, writer, deaf=deaf), return_exceptions=True)
 
     async def serve() -> None:
         server = await asyncio.start_server(handle, "127.0.0.1", port)
