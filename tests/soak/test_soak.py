@@ -25,6 +25,7 @@ def run(settings: Settings, logs: Path) -> Report:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_or_doubled_in_a_short_soak(tmp_path: Path) -> None:
     report = run(Settings(jobs=100, kills=2, stops=1, minutes=0.06, workers=2), tmp_path)
