@@ -4,6 +4,7 @@ The fixtures are in `tests.databases`.  A run without PostgreSQL fails; it is no
 """
 
 import gc
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -66,6 +67,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     }
     missing = " ".join(str(number) for number in range(1, CASES + 1) if number not in found)
     terminalreporter.write_line(f"cases of public bug reports with a test: {len(found)}/{CASES} (not yet: {missing})")
+
+
+@pytest.fixture(autouse=True)
+def what_is_logged_is_the_same_for_every_test() -> Iterator[None]:
+    """The command line sets a level, and some tests run it in this process."""
+    logger = logging.getLogger("awa_sqla")
+    before = logger.level
+    yield
+    logger.setLevel(before)
 
 
 @pytest.fixture(autouse=True)

@@ -165,6 +165,7 @@ def schemas(url: URL) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.beside
 def test_killing_workers_and_the_approver_in_the_middle_changes_nothing(
     empty_db_url: URL, tree: Path, tmp_path: Path
 ) -> None:

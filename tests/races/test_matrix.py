@@ -54,6 +54,7 @@ def test_of_two_that_race_the_documented_one_wins(
     run(world, stage, tally, [cell for cell in CELLS if (cell.start, cell.first) == (start, first)])
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("world", SLICED, indirect=True)
 def test_a_slice_of_the_matrix_is_the_same_with_other_drivers(

@@ -436,6 +436,7 @@ def test_a_connection_that_is_gone_says_so(session: Session, database: Database,
 
 @in_two_worlds
 @pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.parametrize("unique", [False, True])
 def test_more_than_a_statement_has_parameters_for(session: Session, database: Database, unique: bool) -> None:
     def jobs() -> Iterator[JobArgs]:

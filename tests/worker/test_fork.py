@@ -12,7 +12,7 @@ import pytest
 from awa_sqla import JobArgs
 from tests.worker.programs import RUN, Program
 
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 TERM = signal.SIGTERM
 

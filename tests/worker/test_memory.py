@@ -219,7 +219,7 @@ async def at_rest(before: Counter[str] | None = None) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.processes
+@pytest.mark.beside
 def test_nothing_is_kept_of_the_jobs_that_are_done(
     stage: Any, quick: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from tests.worker.programs import RUN, Program
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.processes,
+    pytest.mark.beside,
     pytest.mark.filterwarnings("ignore:.*was deleted while still open:ResourceWarning"),
 ]
 

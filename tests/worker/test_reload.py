@@ -15,7 +15,7 @@ from awa_sqla import JobArgs
 from tests.worker.programs import Program
 
 pytest.importorskip("watchfiles", reason="--reload needs the extra `reload`")
-pytestmark = [pytest.mark.slow, pytest.mark.processes]
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 TERM, HUP = signal.SIGTERM, signal.SIGHUP
 
