@@ -6,5 +6,6 @@ import signal
 
 
 def hear_interrupts() -> None:
-    """As `preexec_fn`: a shell's background job ignores SIGINT, and would hand that down to what a test starts."""
+    """As `preexec_fn`: a shell's background job ignores SIGINT, under nohup also SIGHUP, and would hand that down."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
