@@ -38,6 +38,8 @@ KINDS = 100
 LOOK = 2.0
 #: How long a process that has ended without a word stays listed.
 LISTED = timedelta(days=1)
+#: Seconds until a beat that failed is tried again; so many more each time, up to the interval.
+AGAIN = 1.0
 #: Seconds that the last beat may take.
 LAST = 5.0
 
@@ -213,21 +215,23 @@ class Heart:
         self._wake.set()
 
     def _run(self) -> None:
-        due = monotonic() + self._interval
+        due, failures = monotonic() + self._interval, 0
         while not self._stopping:
             left = max(due - monotonic(), 0)
             if self._wake.wait(left if self._identity.listening() else min(left, LOOK)) or monotonic() >= due:
                 self._wake.clear()
-                self._surely(self.beat)
-                due = monotonic() + self._interval
+                failures = 0 if self._surely(self.beat) else failures + 1
+                due = monotonic() + (min(AGAIN * failures, self._interval) if failures else self._interval)
             else:
                 self._surely(self.look)
 
-    def _surely(self, act: Callable[[], None]) -> None:
+    def _surely(self, act: Callable[[], None]) -> bool:
         try:
             act()
         except Exception as exc:  # noqa: BLE001 - the next beat may find the database again
-            log.warning("heartbeat failed, next in %.1f s: %s", self._interval, str(exc).partition("\n")[0])
+            log.warning("heartbeat failed: %s", str(exc).partition("\n")[0])
+            return False
+        return True
 
     def beat(self) -> None:
         """One beat: a transaction for each 500 attempts, and one for the process itself."""

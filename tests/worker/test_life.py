@@ -369,6 +369,24 @@ def test_idle_lanes_only_look(stage, monkeypatch, request):
 # ------------------------------------------------------------- trouble
 
 
+def test_a_heartbeat_that_fails_is_tried_again_at_once(stage):
+    """Its connection may be long gone; a whole interval more would bring living attempts near to being rescued."""
+    stage.app.task(Work)(nothing)
+
+    async def during(worker: Any) -> None:
+        (before,) = stage.sql("SELECT last_seen FROM awa.runtime_instances")
+        stage.sql(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            " AND pid <> pg_backend_pid()"
+        )
+        worker._heart.soon()
+        await stage.until(
+            lambda: stage.sql("SELECT last_seen FROM awa.runtime_instances")[0].last_seen > before.last_seen
+        )
+
+    stage.play(during=during, notify=False, heartbeat=timedelta(minutes=10), stale_after=timedelta(hours=1))
+
+
 def test_a_stop_does_not_cut_a_claim_that_may_have_been_committed(stage):
     ran: set[int] = set()
 
