@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import AssertionPool, Delete, Engine, Insert, StaticPool, Update, create_engine, text
+from sqlalchemy import URL, AssertionPool, Delete, Engine, Insert, StaticPool, Update, create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -178,7 +178,13 @@ def test_of_several_hosts_the_one_that_writes_is_taken(stage, caplog):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         dead = taken.getsockname()[1]
     hosts = (f"127.0.0.1:{dead}", f"{stage.url.host}:{stage.url.port}")
-    url = stage.url.set(host=None, port=None).update_query_dict({"host": hosts, "target_session_attrs": "read-write"})
+    url = URL.create(  # set() cannot take a host away
+        "postgresql+psycopg",
+        stage.url.username,
+        stage.url.password,
+        database=stage.url.database,
+        query={"host": hosts, "target_session_attrs": "read-write"},
+    )
     assert played_through(stage, url, caplog) == [{"pooled": False, "listening": True}]
 
 
