@@ -203,7 +203,7 @@ def more(now: Counter[str], before: Counter[str]) -> dict[str, int]:
     """What there is more of than chance explains."""
     grown = now - before
     # The loop keeps up to a hundred alarms that were cancelled, until it looks through them.
-    chance = {name: 5 if name.startswith(OURS) else 400 for name in grown} | {"asyncio.events.TimerHandle": 100}
+    chance = {name: 5 if name.startswith(OURS) else 200 for name in grown} | {"asyncio.events.TimerHandle": 100}
     return {name: count for name, count in grown.items() if count > chance[name]}
 
 
