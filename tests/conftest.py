@@ -71,11 +71,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def what_is_logged_is_the_same_for_every_test() -> Iterator[None]:
-    """The command line sets a level, and some tests run it in this process."""
-    logger = logging.getLogger("awa_sqla")
-    before = logger.level
+    """The command line sets a level, benchmarks silence warnings, web frameworks set up the root: in this process."""
+    loggers = (logging.getLogger("awa_sqla"), logging.getLogger())
+    before = [logger.level for logger in loggers]
+    disabled = logging.root.manager.disable
     yield
-    logger.setLevel(before)
+    for logger, level in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+    logging.disable(disabled)
 
 
 @pytest.fixture(autouse=True)
