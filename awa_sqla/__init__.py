@@ -88,7 +88,17 @@ from awa_sqla.signing import callback_url, sign_callback, verify_callback
 from awa_sqla.states import LIVE_STATES
 from awa_sqla.unique import Unique
 from awa_sqla.waiting import wait_for
-from awa_sqla.worker import Cancel, JobContext, QueueConfig, RateLimit, RetryAfter, Snooze, WaitForCallback, Worker
+from awa_sqla.worker import (
+    Cancel,
+    JobContext,
+    QueueConfig,
+    RateLimit,
+    Retention,
+    RetryAfter,
+    Snooze,
+    WaitForCallback,
+    Worker,
+)
 
 __version__ = "0.1.0"
 
@@ -134,6 +144,7 @@ __all__ = [
     "RescueReason",
     "Rescued",
     "Resolution",
+    "Retention",
     "Retried",
     "RetryAfter",
     "RuntimeInstance",

@@ -6,7 +6,7 @@ one after an upgrade of the package changes them:
     from alembic import op
 
     def upgrade() -> None:
-        op.awa_migrate(from_=0, to=5)
+        op.awa_migrate(from_=0, to=6)
 
     def downgrade() -> None:
         op.awa_migrate(from_=3, to=0)

@@ -1,7 +1,7 @@
 """Declarative tables and views, and nothing that needs a session or a connection.
 
 `base` holds states, outcomes and the MetaData; `job` the three job tables and the view over them;
-`records` everything beside them; `wakeups` the NOTIFY trigger and its names.
+`records` everything beside them; `upkeep` the tables of maintenance; `wakeups` the NOTIFY trigger and its names.
 """
 
 from awa_sqla.models.base import SCHEMA, AwaBase, JobState, Outcome
@@ -16,20 +16,25 @@ from awa_sqla.models.records import (
     UniqueClaim,
 )
 from awa_sqla.models.snapshot import JobSnapshot
+from awa_sqla.models.upkeep import AuditEntry, CronSchedule, JobCount, Leader
 
 metadata = AwaBase.metadata
 
 __all__ = [
     "SCHEMA",
     "Attempt",
+    "AuditEntry",
     "AwaBase",
     "CallbackReceipt",
+    "CronSchedule",
     "DeadLetter",
     "FollowUpSpec",
     "Job",
+    "JobCount",
     "JobRecord",
     "JobSnapshot",
     "JobState",
+    "Leader",
     "Obligation",
     "Outcome",
     "Queue",

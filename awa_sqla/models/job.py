@@ -161,6 +161,9 @@ class Job(JobColumns, AwaBase):
 
     __tablename__ = "jobs_hot"
 
+    # By how many levels waiting has raised the priority, while the job is available.
+    aged: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"), sort_order=4)
+
     #: The attempt under which this instance was claimed or first loaded. Not mapped: expiry, refresh and
     #: populate_existing do not touch it, so a stale holder never picks up the thief's lease.
     if TYPE_CHECKING:
@@ -191,6 +194,14 @@ class Job(JobColumns, AwaBase):
             ),
             # Not by heartbeat_at: a beat that changes an indexed column writes to every index.
             Index("ix_jobs_hot_attended", "id", postgresql_where=text("attended_at IS NOT NULL")),
+            Index(
+                "ix_jobs_hot_finished",
+                "state",
+                "queue",
+                "finalized_at",
+                postgresql_where=text("state IN ('completed', 'failed', 'cancelled')"),
+            ),
+            Index("ix_jobs_hot_aged", "queue", "id", postgresql_where=text("state = 'available' AND aged > 0")),
         )
 
     @classmethod
@@ -274,7 +285,7 @@ class DeadLetter(JobColumns, AwaBase):
     @declared_attr.directive
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
-        return constraints("dlq_entries", "'failed'")
+        return constraints("dlq_entries", "'failed'", Index("ix_dlq_entries_queue", "queue", "dlq_at"))
 
 
 class JobRecord(JobColumns, ViewBase):

@@ -30,7 +30,7 @@ from awa_sqla.models.job import Json, Moment
 class Queue(AwaBase):
     """Settings of one queue: `declared_*` written by workers, `override_*` by operators.
 
-    In force is: the job's own > override > declared > default.
+    In force is: the job's own > override > declared > default. Of ageing and retention, infinity is never.
     """
 
     __tablename__ = "queue_meta"
@@ -42,12 +42,20 @@ class Queue(AwaBase):
     declared_dead_letters: Mapped[bool | None] = mapped_column(Boolean)
     declared_rate_per_second: Mapped[float | None] = mapped_column(Float)
     declared_rate_burst: Mapped[int | None] = mapped_column(Integer)
+    declared_aging_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
+    declared_keep_completed_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
+    declared_keep_failed_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
+    declared_keep_dead_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
     override_concurrency: Mapped[int | None] = mapped_column(Integer)
     override_deadline_seconds: Mapped[float | None] = mapped_column(Float)
     override_poll_seconds: Mapped[float | None] = mapped_column(Float)
     override_dead_letters: Mapped[bool | None] = mapped_column(Boolean)
     override_rate_per_second: Mapped[float | None] = mapped_column(Float)
     override_rate_burst: Mapped[int | None] = mapped_column(Integer)
+    override_aging_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
+    override_keep_completed_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
+    override_keep_failed_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
+    override_keep_dead_seconds: Mapped[float | None] = mapped_column(Float, sort_order=1)
     paused_at: Mapped[datetime | None] = mapped_column(Moment)
     paused_by: Mapped[str | None] = mapped_column(Text)
     pause_reason: Mapped[str | None] = mapped_column(Text)
@@ -60,6 +68,13 @@ class Queue(AwaBase):
             "declared_rate_per_second > 0 AND declared_rate_burst >= 1 AND override_rate_per_second > 0 "
             "AND override_rate_burst >= 1",
             name="ck_queue_meta_rates",
+        ),
+        CheckConstraint("declared_aging_seconds > 0 AND override_aging_seconds > 0", name="ck_queue_meta_aging"),
+        CheckConstraint(
+            "declared_keep_completed_seconds >= 0 AND declared_keep_failed_seconds >= 0 "
+            "AND declared_keep_dead_seconds >= 0 AND override_keep_completed_seconds >= 0 "
+            "AND override_keep_failed_seconds >= 0 AND override_keep_dead_seconds >= 0",
+            name="ck_queue_meta_keep",
         ),
     )
 
@@ -154,6 +169,8 @@ class RuntimeInstance(AwaBase):
     started_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
     last_seen: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
     stopping_at: Mapped[datetime | None] = mapped_column(Moment)
+    stale_after_seconds: Mapped[float | None] = mapped_column(Float)
+    lanes: Mapped[dict[str, Any]] = mapped_column(Json, server_default=text("'{}'"))
 
 
 class SchemaVersion(AwaBase):

@@ -1,6 +1,6 @@
 """The schema as versioned steps: installed, upgraded and taken away again by plain DDL.
 
-Apps with Alembic call `op.awa_migrate(from_=0, to=5)` in a revision of their own (see
+Apps with Alembic call `op.awa_migrate(from_=0, to=6)` in a revision of their own (see
 `awa_sqla.alembic`); without Alembic, `create_all(connection)` or `awa-sqla migrate` bring a database to
 `LATEST`. Both run the same steps. Nothing here commits: the steps are part of the caller's transaction,
 and an advisory lock of that transaction keeps two of them apart.

@@ -139,6 +139,9 @@ _queue_deadline = (
     .scalar_subquery()
 )
 
+#: What waiting has raised goes back when the job leaves the queue. Plain SQL may have set both too high.
+given_priority: dict[str, Any] = {"priority": func.least(Job.priority + Job.aged, 4), "aged": 0}
+
 # A CTE, because LIMIT in a sub-select may be evaluated again for each row, and then claims far too many;
 # and the state once more in the UPDATE, because the row may have changed before the lock was had.
 _ready = (
@@ -172,6 +175,7 @@ _claim = (
         finalized_at=null(),
         deadline_at=NOW + func.coalesce(Job.deadline_seconds, _queue_deadline) * SECOND,
         worker_id=bindparam("by_worker", type_=Text),
+        **given_priority,
     )
 )
 
@@ -303,7 +307,7 @@ def wake(channel: Any, payload: Any) -> ColumnElement[Any]:
 CANCEL = (
     update(Job)
     .where(Job.id == bindparam("job_id", type_=BigInteger), among(Job.state, TRANSITIONS["cancel"].sources))
-    .values(**effects(TRANSITIONS["cancel"]), errors=appended(Job))
+    .values(**effects(TRANSITIONS["cancel"]), errors=appended(Job), **given_priority)
     .returning(
         Job,
         wake(

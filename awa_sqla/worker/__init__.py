@@ -6,9 +6,19 @@ own, `listen` hears wake-ups, `lanes` runs maintenance beside it all. Every chan
 verbs of `awa_sqla.session`; a handler never shares a session with the worker's books.
 """
 
-from awa_sqla.worker.config import QueueConfig, RateLimit
+from awa_sqla.worker.config import QueueConfig, RateLimit, Retention
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.outcomes import Cancel, RetryAfter, Snooze, WaitForCallback
 from awa_sqla.worker.runner import Worker
 
-__all__ = ["Cancel", "JobContext", "QueueConfig", "RateLimit", "RetryAfter", "Snooze", "WaitForCallback", "Worker"]
+__all__ = [
+    "Cancel",
+    "JobContext",
+    "QueueConfig",
+    "RateLimit",
+    "Retention",
+    "RetryAfter",
+    "Snooze",
+    "WaitForCallback",
+    "Worker",
+]

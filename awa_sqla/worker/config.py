@@ -41,6 +41,22 @@ class RateLimit:
         limits.integer("burst", self.burst, 1, HIGHEST_RATE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """How long a queue keeps what has ended: `completed` jobs (24 h), `failed` and cancelled ones (72 h), and `dead`
+    letters (30 days). None keeps them for ever, `timedelta(0)` until the next pass of maintenance.
+    """
+
+    completed: timedelta | None = timedelta(hours=24)
+    failed: timedelta | None = timedelta(hours=72)
+    dead: timedelta | None = timedelta(days=30)
+
+    def __post_init__(self) -> None:
+        for name in ("completed", "failed", "dead"):
+            if getattr(self, name) is not None:
+                limits.duration(name, getattr(self, name), zero=True)
+
+
 _ADDRESS = re.compile(r"(?:\[([^\[\]]+)\]|([^\[\]:]*)):([0-9]{1,5})")
 
 
@@ -50,16 +66,20 @@ class QueueConfig:
 
     `concurrency`: attempts at a time in this process (50). `deadline`: longest run of one attempt, for jobs
     without their own (none). `poll_interval`: how often to look for work when there is no listener (0.2 s).
-    `rate_limit`: how fast jobs may begin in this process (as fast as they can). `dead_letters`: keep jobs that failed
-    for good as dead letters for an operator (no). Workers write these as the queue's declared settings when they
-    start, and follow what an operator overrides within 2 s, or the poll interval if that is longer.
+    `rate_limit`: how fast jobs may begin in this process (as fast as they can). `priority_aging`: how long a job
+    waits for each level that its priority then rises (60 s; None for never). `dead_letters`: keep jobs that failed
+    for good as dead letters for an operator (no). `retention`: how long jobs that have ended are kept. Workers
+    write these as the queue's declared settings when they start, and follow what an operator overrides within 2 s,
+    or the poll interval if that is longer.
     """
 
     concurrency: int = 50
     deadline: timedelta | None = None
     poll_interval: timedelta = timedelta(milliseconds=200)
     rate_limit: RateLimit | None = None
+    priority_aging: timedelta | None = timedelta(seconds=60)
     dead_letters: bool = False
+    retention: Retention = Retention()
 
     def __post_init__(self) -> None:
         limits.integer("concurrency", self.concurrency, 1, CONCURRENCY)
@@ -68,6 +88,10 @@ class QueueConfig:
             limits.duration("deadline", self.deadline)
         if self.rate_limit is not None and not isinstance(self.rate_limit, RateLimit):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidJob("rate_limit", f"must be a RateLimit(...), not {limits.type_name(self.rate_limit)}")
+        if self.priority_aging is not None:
+            limits.duration("priority_aging", self.priority_aging)
+        if not isinstance(self.retention, Retention):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidJob("retention", f"must be a Retention(...), not {limits.type_name(self.retention)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

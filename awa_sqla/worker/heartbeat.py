@@ -8,6 +8,7 @@ catalogue.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -140,6 +141,10 @@ def forget_dead(session: Session) -> None:
     session.execute(delete(RuntimeInstance).where(RuntimeInstance.id.in_(dead)), execution_options=_UNSYNCHRONIZED)
 
 
+def _or_never(duration: timedelta | None) -> float:
+    return math.inf if duration is None else duration.total_seconds()
+
+
 def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
     """Write the declared settings of the queues this worker serves.
 
@@ -154,6 +159,10 @@ def declare_queues(session: Session, configs: dict[str, QueueConfig]) -> None:
             "declared_dead_letters": config.dead_letters,
             "declared_rate_per_second": config.rate_limit and config.rate_limit.per_second,
             "declared_rate_burst": config.rate_limit and config.rate_limit.burst,
+            "declared_aging_seconds": _or_never(config.priority_aging),
+            "declared_keep_completed_seconds": _or_never(config.retention.completed),
+            "declared_keep_failed_seconds": _or_never(config.retention.failed),
+            "declared_keep_dead_seconds": _or_never(config.retention.dead),
         }
         for name, config in sorted(configs.items())
     ]

@@ -47,7 +47,12 @@ def test_every_sequence_counts_to_the_end_of_bigint_and_stops_there(engine: Engi
     query = "SELECT sequencename, data_type::text, max_value, cycle FROM pg_sequences WHERE schemaname = 'awa'"
     with engine.connect() as connection:
         found = connection.execute(text(query)).all()
-    assert {name for name, *_ in found} == {"jobs_id_seq", "run_lease_seq", "follow_up_obligations_id_seq"}
+    assert {name for name, *_ in found} == {
+        "jobs_id_seq",
+        "run_lease_seq",
+        "follow_up_obligations_id_seq",
+        "audit_log_id_seq",
+    }
     assert {tuple(rest) for _, *rest in found} == {("bigint", 2**63 - 1, False)}
 
 

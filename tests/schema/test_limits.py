@@ -12,7 +12,7 @@ from sqlalchemy import CheckConstraint, Connection, Engine, Insert, Table, inser
 from sqlalchemy.exc import IntegrityError
 
 from awa_sqla import DeadLetter, Job, JobState, ScheduledJob, limits
-from awa_sqla.models import AwaBase, Queue, metadata
+from awa_sqla.models import AwaBase, CronSchedule, Queue, metadata
 from awa_sqla.models.job import JOB_TABLES
 
 #: The states that a row of each table may be in.
@@ -35,6 +35,7 @@ NEEDED: dict[type[AwaBase], dict[str, Any]] = {
     ScheduledJob: {"kind": "k", "run_at": datetime.now(UTC)},
     DeadLetter: {"kind": "k", "id": 1, "original_run_lease": 1, "dlq_reason": "manual"},
     Queue: {"queue": "q"},
+    CronSchedule: {"name": "n", "cron_expr": "* * * * *"},
 }
 
 _N = limits.NAME_LENGTH
@@ -70,6 +71,29 @@ QUEUE_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ("rates", {"override_rate_per_second": 0.001, "override_rate_burst": 1}, True),
     ("rates", {"override_rate_per_second": 0}, False),
     ("rates", {"override_rate_burst": 0}, False),
+    ("aging", {"declared_aging_seconds": 0.001, "override_aging_seconds": float("inf")}, True),
+    ("aging", {"declared_aging_seconds": 0}, False),
+    ("aging", {"override_aging_seconds": 0}, False),
+    *(
+        ("keep", {f"{by}_keep_{what}_seconds": seconds}, seconds >= 0)
+        for by in ("declared", "override")
+        for what in ("completed", "failed", "dead")
+        for seconds in (0, float("inf"), -0.001)
+    ),
+]
+
+CRON_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
+    ("name", {"name": "ü" * _N}, True),
+    ("name", {"name": ""}, False),
+    ("name", {"name": "n" * (_N + 1)}, False),
+    ("policy", {"missed_fire_policy": "skip"}, True),
+    ("policy", {"missed_fire_policy": "catch_up"}, True),
+    ("policy", {"missed_fire_policy": "often"}, False),
+    ("most_missed", {"most_missed": 1}, True),
+    ("most_missed", {"most_missed": 0}, False),
+    ("job", {"args": {}, "kind": "k", "queue": "q"}, True),
+    ("job", {"args": {}, "kind": "k"}, False),
+    ("job", {"args": {}, "queue": "q"}, False),
 ]
 
 
@@ -84,6 +108,8 @@ def edges() -> Iterator[tuple[type[AwaBase], str, dict[str, Any], bool]]:
             yield model, f"ck_{table}_state", {"state": state}, state in STATES[model]
     for check, values, stored_ in QUEUE_LIMITS:
         yield Queue, f"ck_queue_meta_{check}", values, stored_
+    for check, values, stored_ in CRON_LIMITS:
+        yield CronSchedule, f"ck_cron_jobs_{check}", values, stored_
 
 
 CHECKS = {check: model for model, check, _, _ in edges()}

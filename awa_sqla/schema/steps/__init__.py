@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from awa_sqla.schema.steps import s0001, s0002, s0003, s0004, s0005
+from awa_sqla.schema.steps import s0001, s0002, s0003, s0004, s0005, s0006
 
 
 class Step(NamedTuple):
@@ -14,4 +14,4 @@ class Step(NamedTuple):
     down: tuple[str, ...]
 
 
-STEPS: tuple[Step, ...] = tuple(Step(step.UP, step.DOWN) for step in (s0001, s0002, s0003, s0004, s0005))
+STEPS: tuple[Step, ...] = tuple(Step(step.UP, step.DOWN) for step in (s0001, s0002, s0003, s0004, s0005, s0006))
