@@ -28,7 +28,7 @@ from awa_sqla.session import catalogue
 from awa_sqla.session.guards import MANAGED
 from awa_sqla.session.specs import Spec
 from awa_sqla.session.statements import NOW, among, owned
-from awa_sqla.worker.config import QueueConfig
+from awa_sqla.worker.config import STALE_AFTER, QueueConfig
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -85,7 +85,14 @@ class Identity:
     """What this process says of itself: its row in `runtime_instances`, and in the catalogue the specs that it has."""
 
     def __init__(
-        self, worker_id: str, version: str, queues: Sequence[str], kinds: Sequence[str], specs: Sequence[Spec]
+        self,
+        worker_id: str,
+        version: str,
+        queues: Sequence[str],
+        kinds: Sequence[str],
+        specs: Sequence[Spec],
+        *,
+        role: str = "worker",
     ) -> None:
         self.worker_id = worker_id
         #: Kinds that came without a handler for them, with how many; of very many kinds, the first.
@@ -94,10 +101,13 @@ class Identity:
         #: How many attempts it runs at a time at the most, how many now, and whether notifications reach it.
         self.concurrency, self.running = 0, 0
         self.listening: Callable[[], bool] = bool
+        #: After how long a silence its attempts are another's, and how the lanes of maintenance fare here.
+        self.stale_after = STALE_AFTER
+        self.lanes: Callable[[], dict[str, Any]] = dict
         self._specs = [(spec.kind, spec.outcome, spec.name) for spec in specs]
         self._fixed: dict[str, Any] = {
             "id": worker_id,
-            "role": "worker",
+            "role": role,
             "hostname": socket.gethostname(),
             "pid": os.getpid(),
             "version": version,
@@ -114,6 +124,8 @@ class Identity:
             "running": self.running,
             "listening": self.listening(),
             "stopping_at": stopping,
+            "stale_after_seconds": self.stale_after.total_seconds(),
+            "lanes": self.lanes(),
         }
         session.execute(
             insert(RuntimeInstance)
