@@ -132,8 +132,7 @@ class Worker(Visible):
         self._identity = Identity(
             self.id, self._app.version, sorted(self._queues), self._app.tasks.kinds, self._app.follow_ups.specs
         )
-        self._identity.concurrency = self._concurrency
-        self._identity.stale_after = self._options.stale_after
+        self._identity.concurrency, self._identity.stale_after = self._concurrency, self._options.stale_after
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
             await session.run_sync(forget_dead)
@@ -149,8 +148,7 @@ class Worker(Visible):
         await self._survey()
         if self._options.maintenance:
             upkeep = Upkeep(self._engines, self._app, self._identity, woken=self._wake)
-            await self._stack.enter_async_context(upkeep)
-            self._upkeep = upkeep.service
+            self._upkeep = (await self._stack.enter_async_context(upkeep)).service
         self._stack.callback(self._finalizer.close)
         self._stack.push_async_callback(_ended, self._services)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
@@ -300,16 +298,12 @@ class Worker(Visible):
             return running.interrupted(run.stop_reason)
         return await running.perform(run, context, self._bodies[task.kind], self._threads)
 
-    def _nudge(self) -> None:
-        if self._upkeep is not None:
-            self._upkeep.nudge()
-
     def _acknowledged(self, run: Run, *, completed: bool) -> None:
         if not self._flight.land(run):
             return
         self.finished += 1
-        if not completed:
-            self._nudge()
+        if not completed and self._upkeep is not None:
+            self._upkeep.nudge()
         self._loops[run.claimed.queue].release()
 
     # ---------------------------------------------------------- stopping

@@ -18,7 +18,6 @@ from awa_sqla.maintenance.lanes import Lanes, Pass
 from awa_sqla.schema import create_all
 from awa_sqla.session import catalogue
 from awa_sqla.worker.config import lanes_named
-from tests.worker.conftest import an_old_server  # noqa: F401 - a fixture
 
 PATIENCE = 30
 

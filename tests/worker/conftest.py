@@ -17,7 +17,6 @@ from sqlalchemy.orm import sessionmaker
 
 from awa_sqla import Awa, JobArgs, Worker, enqueue
 from awa_sqla.maintenance import lanes
-from awa_sqla.maintenance.leadership import Contact
 from awa_sqla.session import catalogue
 
 PATIENCE = 60.0
@@ -92,14 +91,6 @@ class Stage:
 
     def close(self) -> None:
         self._look.close()
-
-
-@pytest.fixture
-def an_old_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The suite's server has just started, after which rescue waits for the hearts."""
-    note = Contact.note
-    old = timedelta(days=1)
-    monkeypatch.setattr(Contact, "note", lambda self, sent, standing: note(self, sent, standing._replace(up=old)))
 
 
 @pytest.fixture
