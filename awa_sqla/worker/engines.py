@@ -27,7 +27,7 @@ from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session.sqlstates import READ_ONLY, driver_sqlstate
 from awa_sqla.session.target import refuse_autocommit, schema_in
 from awa_sqla.worker.forks import guard
-from awa_sqla.worker.pools import LANES, OWN, warn_of_few
+from awa_sqla.worker.pools import OWN, UPKEEP, warn_of_few
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -81,9 +81,9 @@ class Engines:
         #: For single statements, without BEGIN and COMMIT.
         self.alone = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=1, isolation_level="AUTOCOMMIT")
         self.heart = self._make_sync(pool_size=1, max_overflow=1)
-        # A connection for each lane of maintenance that is at work: none waits for another.
-        self.upkeep = self._make_async(ASYNCPG_PATIENCE, pool_size=2, max_overflow=LANES - 2)
-        self.upkeep_alone = self.upkeep.execution_options(isolation_level="AUTOCOMMIT")
+        # A connection for each lane of maintenance that is at work, and for its looks: none waits for another.
+        self.upkeep = self._make_async(ASYNCPG_PATIENCE, pool_size=2, max_overflow=UPKEEP)
+        self.looks = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=UPKEEP, isolation_level="AUTOCOMMIT")
         self._given, self._concurrency = given, concurrency
 
     def work(self) -> Engine:
@@ -124,7 +124,7 @@ class Engines:
         """Warn when the server cannot give the connections that `handlers` at a time may want."""
         if not self.pooled:
             async with self.book.connect() as connection:
-                await warn_of_few(connection, handlers, OWN + (LANES if maintenance else 0))
+                await warn_of_few(connection, handlers, OWN + (UPKEEP if maintenance else 0))
 
     async def _check_given(self) -> None:
         """Refuse a given engine in AUTOCOMMIT mode: transactional handlers would have nothing to commit."""

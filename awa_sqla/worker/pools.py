@@ -22,7 +22,7 @@ log = logging.getLogger("awa_sqla.worker")
 #: Connections of a worker besides those of its handlers: for its books, its heart, its listener.
 OWN = 12
 #: And for the lanes of maintenance, where it is led.
-LANES = 10
+UPKEEP = 10
 
 
 def most_of(factory: Any) -> int | None:

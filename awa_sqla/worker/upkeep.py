@@ -48,7 +48,7 @@ class Upkeep(AsyncExitStack):
         name = NAME if chosen is None else f"{NAME}: {', '.join(chosen)}"
         leadership = Leadership(engines.alone, identity.worker_id, contact, pace=pace, name=name)
         self.push_async_callback(leadership.release)
-        means = Means(self.maker, engines.upkeep_alone, self._call)
+        means = Means(self.maker, engines.looks, self._call)
         duties = Duties(app.tasks.backoff, app.follow_ups.specs)
         self.service = Service(Lanes(means, duties, stale_after, contact, woken), leadership, only=chosen)
         identity.lanes = self.service.fares
