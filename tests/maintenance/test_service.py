@@ -194,7 +194,12 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
             enqueue(session, Next(), delay=timedelta(milliseconds=1))
         await place.until(lambda: "available" in states(place))  # promotion goes on meanwhile
         await place.until(lambda: "retryable" in states(place))
-        assert place.sql("SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active'") == []
+        assert (
+            place.sql(
+                "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active' AND datname = current_database()"
+            )
+            == []
+        )
 
     dead_attempts(place)
     with caplog.at_level(logging.WARNING, "awa_sqla"):
@@ -218,7 +223,7 @@ def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypa
         return place.sql("SELECT expires_at FROM awa.leaders")[0].expires_at
 
     async def scene(process: Any) -> None:
-        busy = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active'"
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active' AND datname = current_database()"
         await place.until(lambda: place.sql(busy)[0].count == len(lanes.LANES))
         before = lease()
         await place.until(lambda: lease() > before)
