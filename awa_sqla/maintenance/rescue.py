@@ -4,9 +4,9 @@ Bounded by max_attempts, with backoff and dead letters like any failure. No user
 of the Rescued and Exhausted outcomes becomes an obligation in the same transaction, so a spec that raises cannot
 keep a job from being rescued.
 
-Three lanes, none of which has to wait for another: `rescue_stale`, `rescue_overdue`, `rescue_callbacks`. Each row is one
-lane's: what nobody attends any more is `rescue_stale`'s, whatever else is late about it. Whether a row is late is asked
-again when it is locked, so that any number of them at once end each attempt once.
+Three lanes, none of which has to wait for another: `rescue_stale`, `rescue_overdue`, `rescue_callbacks`. Each row is
+one lane's: what nobody attends any more is `rescue_stale`'s, whatever else is late about it. Whether a row is late is
+asked again when it is locked, so that any number of them at once end each attempt once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Integer, Select, and_, bindparam, func, inspect, literal_column, select
+from sqlalchemy import ColumnElement, Executable, Integer, and_, bindparam, func, inspect, literal_column, select
 from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session
 
@@ -44,7 +44,7 @@ _runs = among(Job.state, TRANSITIONS["rescue"].sources)
 _waits = among(Job.state, TRANSITIONS["prolong"].sources)
 
 
-def _late(*which: ColumnElement[bool], order: tuple[Any, ...] = (Job.id,)) -> Select[Any]:
+def _late(*which: ColumnElement[bool], order: tuple[Any, ...] = (Job.id,)) -> Executable:
     return (
         select(Job, keeps_dead_letters)
         .outerjoin(Queue, Queue.queue == Job.queue)
@@ -60,9 +60,7 @@ _STALE = _late(_runs, _stale)
 #: Handlers that wait for a callback, and whose worker is gone. Apart, for an index of their own.
 _UNATTENDED = _late(Job.attended_at.is_not(None), _stale)
 _OVERDUE = _late(_runs, Job.deadline_at < AS_OF, _stale.is_not(True))
-_EXPIRED = _late(
-    _waits, Job.callback_timeout_at < AS_OF, _stale.is_not(True), order=(Job.callback_timeout_at, Job.id)
-)
+_EXPIRED = _late(_waits, Job.callback_timeout_at < AS_OF, _stale.is_not(True), order=(Job.callback_timeout_at, Job.id))
 
 _TEXTS = {
     RescueReason.STALE_HEARTBEAT: "heartbeat stale: worker presumed dead",
