@@ -16,7 +16,7 @@ from sqlalchemy import Engine, create_engine, event, select, text
 
 from awa_sqla.maintenance.obligations import _due, _settled_by
 from awa_sqla.maintenance.promote import _NEXT, _PROMOTE, _WAIT
-from awa_sqla.maintenance.rescue import _EXPIRED, _STALE, _UNATTENDED
+from awa_sqla.maintenance.rescue import _EXPIRED, _OVERDUE, _STALE, _UNATTENDED
 from awa_sqla.models.records import Obligation
 from awa_sqla.session import batch_statements, callback_statements, statements
 from awa_sqla.worker import heartbeat, survey, waits
@@ -34,6 +34,8 @@ INSERT INTO awa.scheduled_jobs (kind, queue, args, state, run_at)
 SELECT 'work', 'q' || n % 50, '{}', 'scheduled', now() + n * interval '1 s' FROM generate_series(1, 100000) AS n;
 INSERT INTO awa.follow_up_obligations (job_id, kind, outcome, spec, snapshot, next_attempt_at)
 SELECT n, 'work', 'completed', 'spec', '{}', CASE WHEN n % 100 = 0 THEN now() END FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.runtime_instances (id, role, hostname, pid, version)
+SELECT 'w' || n, 'worker', 'host', n, '1' FROM generate_series(1, 500) AS n;
 """
 
 HOT = {
@@ -49,9 +51,10 @@ HOT = {
     "promote": (_PROMOTE, {"ix_scheduled_jobs_due", "scheduled_jobs_pkey"}),
     "next due": (_NEXT, {"ix_scheduled_jobs_due"}),
     "wait": (_WAIT, {"ix_scheduled_jobs_due"}),
-    "rescue": (_STALE, {"ix_jobs_hot_running"}),
-    "rescue of unattended waits": (_UNATTENDED, {"ix_jobs_hot_attended"}),
-    "rescue of expired callbacks": (_EXPIRED, {"ix_jobs_hot_callback_timeout"}),
+    "rescue of stale attempts": (_STALE, {"ix_jobs_hot_running", "runtime_instances_pkey"}),
+    "rescue of unattended waits": (_UNATTENDED, {"ix_jobs_hot_attended", "runtime_instances_pkey"}),
+    "rescue of overdue attempts": (_OVERDUE, {"ix_jobs_hot_running", "runtime_instances_pkey"}),
+    "rescue of expired callbacks": (_EXPIRED, {"ix_jobs_hot_callback_timeout", "runtime_instances_pkey"}),
     "complete_external": (callback_statements.COMPLETE, {"ix_jobs_hot_callback"}),
     "resume_external": (callback_statements.RESUME, {"ix_jobs_hot_callback"}),
     "retry_external": (callback_statements.RETRY, {"ix_jobs_hot_callback", "jobs_hot_pkey"}),
@@ -149,4 +152,6 @@ def test_a_hot_statement_stays_on_its_indexes(filled: Engine, name: str) -> None
     scanned = {node["Relation Name"] for node in found if node["Node Type"] == "Seq Scan"}
     used = {SAME.get(node["Index Name"], node["Index Name"]) for node in found if "Index Name" in node}
     assert scanned & LARGE == set(), json.dumps(plan, indent=1)
+    whole = {node["Index Name"] for node in found if node["Node Type"] == "Index Scan" and "Index Cond" not in node}
+    assert {name for name in whole if name.endswith("_pkey")} == set(), json.dumps(plan, indent=1)
     assert {SAME.get(index, index) for index in expected} <= used, json.dumps(plan, indent=1)

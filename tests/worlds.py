@@ -314,10 +314,10 @@ class Database:
         self.rows("SELECT setval('jobs_id_seq', %s)", ids)
         self.rows("SELECT setval('run_lease_seq', %s)", leases)
 
-    def wait_until_one_is_blocked(self) -> None:
-        """Return when another transaction waits for a lock."""
+    def wait_until_one_is_blocked(self, others: int = 1) -> None:
+        """Return when another transaction waits for a lock, or so many do."""
         deadline = time.monotonic() + PATIENCE
-        while not self.value(
+        while others > self.value(
             "SELECT count(*) FROM pg_stat_activity "
             "WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'"
         ):

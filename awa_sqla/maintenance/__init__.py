@@ -6,6 +6,17 @@ safe to run the same lane in several processes. Workers run them beside their qu
 
 from awa_sqla.maintenance.obligations import Dispatched, any_due, dispatch_obligation
 from awa_sqla.maintenance.promote import Promoted, next_due, promote
-from awa_sqla.maintenance.rescue import rescue
+from awa_sqla.maintenance.rescue import rescue, rescue_callbacks, rescue_overdue, rescue_stale
 
-__all__ = ["Dispatched", "Promoted", "any_due", "dispatch_obligation", "next_due", "promote", "rescue"]
+__all__ = [
+    "Dispatched",
+    "Promoted",
+    "any_due",
+    "dispatch_obligation",
+    "next_due",
+    "promote",
+    "rescue",
+    "rescue_callbacks",
+    "rescue_overdue",
+    "rescue_stale",
+]

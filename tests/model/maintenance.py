@@ -96,11 +96,11 @@ class Maintenance(Machine):
 
     @staticmethod
     def _turn(row: Row, late: list[int]) -> tuple[int, int]:
-        """Callbacks that did not come in time are first, in that order; then handlers that wait; then what runs."""
+        """Whose worker is gone comes first: handlers that wait, then what runs; then callbacks, the latest last."""
         assert row.id is not None
-        if row.id in late:
-            return 0, late.index(row.id)
-        return 1 if row.attended else 2, row.id
+        if row.silent and row.is_held:
+            return 0 if row.attended else 1, row.id
+        return 2, late.index(row.id)
 
     def _rescued(self, row: Row) -> bool:
         """Whether an attempt ends: with its job tried again, failed, or cancelled as a duplicate."""

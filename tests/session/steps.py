@@ -42,7 +42,9 @@ def again(session: Session, job: Job) -> Job:
 
 def due_again(database: Database, session: Session, job_id: int, *, look: bool = True) -> Any:
     """What promotion does, at once: the scheduled job is available."""
-    columns = "id, " + ", ".join(c.name for c in inspect(Job).columns if c.name not in ("id", "state", "run_at"))
+    columns = "id, " + ", ".join(
+        c.name for c in inspect(Job).columns if c.name not in ("id", "state", "run_at", "aged")
+    )
     database.execute(
         f"WITH gone AS (DELETE FROM scheduled_jobs WHERE id = {job_id} RETURNING *) "
         f"INSERT INTO jobs_hot ({columns}, state, run_at) SELECT {columns}, 'available', now() FROM gone"
