@@ -19,7 +19,8 @@ from awa_sqla.args import Backoff, backoff_of
 from awa_sqla.maintenance.leadership import Contact
 from awa_sqla.maintenance.obligations import any_due, dispatch_obligation
 from awa_sqla.maintenance.promote import next_due, promote
-from awa_sqla.maintenance.rescue import rescue
+from awa_sqla.maintenance.prune import prune_dead_letters, prune_jobs, prune_records
+from awa_sqla.maintenance.rescue import rescue_callbacks, rescue_overdue, rescue_stale
 from awa_sqla.models.job import Attempt
 from awa_sqla.session.specs import Spec
 
@@ -27,7 +28,7 @@ log = logging.getLogger("awa_sqla.maintenance")
 T = TypeVar("T")
 
 #: Their names.
-LANES = ("promote", "rescue", "obligations")
+LANES = ("promote", "rescue_stale", "rescue_overdue", "rescue_callbacks", "obligations", "prune")
 
 #: Seconds between passes: the longest sleep of promotion, between looks for obligations and for lost attempts, ageing,
 #: retention, and the least between two counts.
@@ -35,6 +36,8 @@ PROMOTION, OBLIGATIONS, RESCUE, AGEING, RETENTION, COUNTS = 2.0, 5.0, 30.0, 15.0
 #: Jobs of one rescue, about 5 ms each. It holds all their rows until it ends, and an outcome that came late after all
 #: waits for a second.
 RESCUES = 100
+#: Rows of each table that one pass of retention deletes at the most.
+PRUNED = 1000
 #: The part of its time that counting may take.
 SHARE = 0.01
 
@@ -115,21 +118,33 @@ class Lanes:
             return Pass(promoted, PROMOTION if wait is None else min(wait, PROMOTION))
         return Pass(promoted, wait if wait is not None and wait < PROMOTION else None)
 
-    async def rescue(self) -> Pass:
+    async def rescue_stale(self) -> Pass:
         """Take attempts away from workers that are gone, unless the database itself was away until just now."""
         missing = self._stale_after.total_seconds() / 2 - self._contact.lasted()
-        if missing > 0:
-            return Pass(0, missing)
-        ended = await self._means.within(
-            rescue, stale_after=self._stale_after, limit=RESCUES, backoff=self._duties.backoff
-        )
-        return self._rescued(ended)
+        return Pass(0, missing) if missing > 0 else await self._rescue(rescue_stale)
 
-    def _rescued(self, ended: list[Attempt]) -> Pass:
+    async def rescue_overdue(self) -> Pass:
+        """End attempts whose deadline has passed."""
+        return await self._rescue(rescue_overdue)
+
+    async def rescue_callbacks(self) -> Pass:
+        """End waits whose callback did not come in time."""
+        return await self._rescue(rescue_callbacks)
+
+    async def _rescue(self, lane: Callable[..., list[Attempt]]) -> Pass:
+        options = {"stale_after": self._stale_after, "limit": RESCUES, "backoff": self._duties.backoff}
+        ended = await self._means.within(lane, **options)
         if ended:
-            log.warning("rescued jobs %s from attempts that were dead or overdue", [a.id for a in ended])
-        pause = min(self._stale_after.total_seconds() / 3, RESCUE)
-        return Pass(len(ended), pause if len(ended) < RESCUES else 0)
+            log.warning("%s: jobs %s", lane.__name__, [attempt.id for attempt in ended])
+        return Pass(len(ended), 0 if len(ended) >= RESCUES else min(self._stale_after.total_seconds() / 3, RESCUE))
+
+    async def prune(self) -> Pass:
+        """Delete what has been kept long enough."""
+        jobs = await self._means.within(prune_jobs, limit=PRUNED)
+        dead = await self._means.within(prune_dead_letters, limit=PRUNED)
+        records = await self._means.within(prune_records, limit=PRUNED)
+        done = (jobs, dead, *records)
+        return Pass(sum(done), 0 if max(done) >= PRUNED else RETENTION)
 
     async def obligations(self) -> Pass:
         """Dispatch what is owed."""

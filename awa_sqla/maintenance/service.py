@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from awa_sqla.maintenance.lanes import Lanes, Pass
+from awa_sqla.maintenance.lanes import LANES, Lanes, Pass
 from awa_sqla.maintenance.leadership import Leadership
 from awa_sqla.session.trouble import transient
 
@@ -156,13 +156,9 @@ class Service:
 
 
 def _all(lanes: Lanes) -> list[Lane]:
-    found = [
-        Lane("promote", lanes.promote, everywhere=True),
-        Lane("rescue", lanes.rescue),
-    ]
-    if lanes.owes:
-        found.append(Lane("obligations", lanes.obligations, everywhere=True))
-    return found
+    everywhere = {"promote", "obligations"}
+    names = [name for name in LANES if name != "obligations" or lanes.owes]
+    return [Lane(name, getattr(lanes, name), everywhere=name in everywhere) for name in names]
 
 
 def _brief(exc: BaseException) -> str:

@@ -12,7 +12,7 @@ from typing import Any, cast
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from awa_sqla import limits
+from awa_sqla import defaults, limits
 from awa_sqla.errors import ConfigurationError, InvalidJob
 from awa_sqla.maintenance.lanes import LANES
 
@@ -50,9 +50,9 @@ class Retention:
     letters (30 days). None keeps them for ever, `timedelta(0)` until the next pass of maintenance.
     """
 
-    completed: timedelta | None = timedelta(hours=24)
-    failed: timedelta | None = timedelta(hours=72)
-    dead: timedelta | None = timedelta(days=30)
+    completed: timedelta | None = defaults.KEEP_COMPLETED
+    failed: timedelta | None = defaults.KEEP_FAILED
+    dead: timedelta | None = defaults.KEEP_DEAD
 
     def __post_init__(self) -> None:
         for name in ("completed", "failed", "dead"):
@@ -80,7 +80,7 @@ class QueueConfig:
     deadline: timedelta | None = None
     poll_interval: timedelta = timedelta(milliseconds=200)
     rate_limit: RateLimit | None = None
-    priority_aging: timedelta | None = timedelta(seconds=60)
+    priority_aging: timedelta | None = defaults.PRIORITY_AGING
     dead_letters: bool = False
     retention: Retention = Retention()
 

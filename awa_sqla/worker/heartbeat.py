@@ -37,8 +37,6 @@ CHUNK = 500
 KINDS = 100
 #: Seconds between looks for lost leases while no notification would tell of them.
 LOOK = 2.0
-#: How long a process that has ended without a word stays listed.
-LISTED = timedelta(days=1)
 #: Seconds until a beat that failed is tried again; so many more each time, up to the interval.
 AGAIN = 1.0
 #: Seconds that the last beat may take.
@@ -76,9 +74,6 @@ LOST = (
     )
     .where(Job.id.is_(None))
 )
-
-
-_UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 class Identity:
@@ -144,13 +139,6 @@ class Identity:
     def forget(self, session: Session) -> None:
         """The process has ended in good order: its row goes."""
         session.execute(delete(RuntimeInstance).where(RuntimeInstance.id == self.worker_id))
-
-
-def forget_dead(session: Session) -> None:
-    """Take processes out of the list that have not been heard of for a day."""
-    unheard = select(RuntimeInstance.id).where(RuntimeInstance.last_seen < NOW - LISTED)
-    dead = unheard.with_for_update(skip_locked=True)  # others may be starting too
-    session.execute(delete(RuntimeInstance).where(RuntimeInstance.id.in_(dead)), execution_options=_UNSYNCHRONIZED)
 
 
 def _or_never(duration: timedelta | None) -> float:

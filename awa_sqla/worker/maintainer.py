@@ -15,12 +15,13 @@ from contextlib import AsyncExitStack, suppress
 from typing import Any, Self
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.maintenance.prune import forget_dead
 from awa_sqla.maintenance.service import Service
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.config import MaintenanceOptions
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.flight import Flight
-from awa_sqla.worker.heartbeat import Heart, Identity, forget_dead
+from awa_sqla.worker.heartbeat import Heart, Identity
 from awa_sqla.worker.loops import check_loop
 from awa_sqla.worker.upkeep import Upkeep
 from awa_sqla.worker.visible import Visible

@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.maintenance.prune import forget_dead
 from awa_sqla.maintenance.service import Service
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
@@ -36,7 +37,7 @@ from awa_sqla.worker.dispatch import Claimant, QueueLoop
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.flight import Flight
-from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues, forget_dead
+from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.listen import Listener, notify
 from awa_sqla.worker.loops import check_loop
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled

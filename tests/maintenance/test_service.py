@@ -20,6 +20,10 @@ from awa_sqla.session import catalogue
 from awa_sqla.worker.config import lanes_named
 
 PATIENCE = 30
+ASLEEP = (
+    "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active' "
+    "AND datname = current_database()"
+)
 
 
 class Work(JobArgs):
@@ -130,9 +134,9 @@ def test_a_process_says_of_itself_what_it_is_and_how_its_lanes_fare(place):
         return place.sql("SELECT * FROM awa.runtime_instances")[0]
 
     async def scene(process: Any) -> None:
-        await place.until(lambda: process._service.fares().keys() >= {"promote", "rescue"})
+        await place.until(lambda: process._service.fares().keys() >= {"promote", "rescue_stale"})
         process._heart.soon()
-        await place.until(lambda: "rescue" in row().lanes)
+        await place.until(lambda: "rescue_stale" in row().lanes)
         assert (row().id, row().role, row().stale_after_seconds) == (process.id, "maintenance", 120)
         assert row().lanes["promote"]["failures"] == 0
         assert row().lanes["promote"]["error"] is None
@@ -148,14 +152,14 @@ def test_a_process_says_of_itself_what_it_is_and_how_its_lanes_fare(place):
 
 def test_a_lane_that_fails_is_reported_and_starves_no_other(place, monkeypatch, caplog):
     failures = [RuntimeError("out of order"), RuntimeError("out of order")]
-    real = Lanes.rescue
+    real = Lanes.rescue_stale
 
     async def broken(self: Lanes) -> Pass:
         if failures:
             raise failures.pop()
         return await real(self)
 
-    monkeypatch.setattr(Lanes, "rescue", broken)
+    monkeypatch.setattr(Lanes, "rescue_stale", broken)
     monkeypatch.setattr(service, "PATIENCE", 0.05)
 
     async def scene(process: Any) -> None:
@@ -166,7 +170,7 @@ def test_a_lane_that_fails_is_reported_and_starves_no_other(place, monkeypatch, 
     dead_attempts(place)
     with caplog.at_level(logging.WARNING, "awa_sqla"):
         place.play(scene)
-    said = [record for record in caplog.records if "lane rescue" in record.message]
+    said = [record for record in caplog.records if "lane rescue_stale" in record.message]
     assert [record.levelname for record in said] == ["ERROR", "ERROR", "WARNING"]
     assert "failed: RuntimeError: out of order (2 in a row)" in said[1].message
     assert said[0].exc_info is not None
@@ -175,7 +179,7 @@ def test_a_lane_that_fails_is_reported_and_starves_no_other(place, monkeypatch, 
 
 def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplog):
     """Here in the database, where a lock is never given."""
-    real = Lanes.rescue
+    real = Lanes.rescue_stale
     hung: list[bool] = []
 
     async def hanging(self: Lanes) -> Pass:
@@ -184,7 +188,7 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
             await self._means.within(lambda session: session.execute(text("SELECT pg_sleep(3600)")))
         return await real(self)
 
-    monkeypatch.setattr(Lanes, "rescue", hanging)
+    monkeypatch.setattr(Lanes, "rescue_stale", hanging)
     monkeypatch.setattr(service, "BUDGET", 0.5)
     monkeypatch.setattr(service, "PATIENCE", 0.05)
 
@@ -204,7 +208,7 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
     dead_attempts(place)
     with caplog.at_level(logging.WARNING, "awa_sqla"):
         place.play(scene)
-    assert "lane rescue of maintenance took longer than 0.5 s and was cut" in caplog.text
+    assert "lane rescue_stale of maintenance took longer than 0.5 s and was cut" in caplog.text
 
 
 def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypatch):
@@ -223,8 +227,7 @@ def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypa
         return place.sql("SELECT expires_at FROM awa.leaders")[0].expires_at
 
     async def scene(process: Any) -> None:
-        busy = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active' AND datname = current_database()"
-        await place.until(lambda: place.sql(busy)[0].count == len(lanes.LANES))
+        await place.until(lambda: len(place.sql(ASLEEP)) == len(lanes.LANES))
         before = lease()
         await place.until(lambda: lease() > before)
         process._heart.soon()
@@ -237,14 +240,14 @@ def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkey
     """A database that was away for long makes every attempt look as if its worker were gone."""
     monkeypatch.setattr(leadership, "RENEWAL", 0.05)
     waits: list[float] = []
-    real = Lanes.rescue
+    real = Lanes.rescue_stale
 
     async def noted(self: Lanes) -> Pass:
         found = await real(self)
         waits.append(found.pause or 0)
         return found
 
-    monkeypatch.setattr(Lanes, "rescue", noted)
+    monkeypatch.setattr(Lanes, "rescue_stale", noted)
     moved = [0.0]
     clock = leadership.clock
     monkeypatch.setattr(leadership, "clock", lambda: clock() + moved[0])
@@ -277,11 +280,11 @@ def test_once_runs_every_lane_until_there_is_no_more_to_do(place, monkeypatch):
     dead_attempts(place, 5)
     done = place.once()
     assert set(done) == set(lanes.LANES)
-    assert (done["rescue"]["done"], done["obligations"]["done"]) == (5, 5)
+    assert (done["rescue_stale"]["done"], done["obligations"]["done"]) == (5, 5)
     assert sorted(states(place)) == ["available"] * 5 + ["retryable"] * 5
     assert all(fare["failures"] == 0 for fare in done.values())
     again = place.once()
-    assert again["rescue"]["done"] == 0
+    assert again["rescue_stale"]["done"] == 0
     assert place.sql("SELECT 1 FROM awa.runtime_instances") == []
 
 
@@ -305,7 +308,7 @@ def test_once_runs_the_other_lanes_when_one_fails(place, monkeypatch):
     dead_attempts(place)
     done = place.once()
     assert done["promote"]["error"] == "RuntimeError: out of order"
-    assert done["rescue"]["done"] == 1
+    assert done["rescue_stale"]["done"] == 1
 
 
 def test_a_maintenance_process_lives_once(place):
