@@ -366,6 +366,7 @@ def test_no_zone_changes_twice_within_the_days_that_are_compared() -> None:
         ("0 0 0 1 1 * *", "wrong number of fields"),
         ("60 * * * *", "bad minute"),
         ("* 24 * * *", "bad hour"),
+        ("0 0 */31 * SAT#5", "never fires"),
         ("0 0 31 2 *", "comes in none of these months"),
         ("0 0 * 13 *", "bad month"),
         ("0 0 * * 8", "bad day-of-week"),
@@ -403,7 +404,14 @@ def test_a_machine_without_time_zones_says_which_package_brings_them(monkeypatch
     monkeypatch.setattr(cron, "available_timezones", set)
     with pytest.raises(InvalidJob, match="Install the package tzdata"):
         Schedule("0 0 * * *", "Nowhere/Land")
+    monkeypatch.setattr(cron, "ZoneInfo", None)
     assert next(Schedule("0 0 * * *", "UTC").after(datetime(2024, 1, 1, tzinfo=UTC)))
+
+
+def test_a_range_of_one_has_one_value_whatever_its_step() -> None:
+    walk = around("Europe/Berlin", datetime(2024, 3, 31, 1))
+    for text in ["0 3-3/2 * * *", "10-10/5 * * * *", "0 0 * * 1-1/2", "0 0 * MAR-MAR/2 *"]:
+        check(walk, text)
 
 
 def test_aliases_and_names_of_any_case() -> None:
