@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import URL, create_engine, text
+from sqlalchemy import URL, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from awa_sqla import JobArgs, claim, enqueue
@@ -32,7 +32,7 @@ def url(db_url: URL) -> str:
 
 
 def attempts_of_the_dead(url: str) -> None:
-    with Session(create_engine(url)) as session, session.begin():
+    with Session(create_engine(url, poolclass=NullPool)) as session, session.begin():
         enqueue(session, Work())
         session.flush()
         claim(session, "default", limit=1, worker_id="gone")
@@ -40,7 +40,7 @@ def attempts_of_the_dead(url: str) -> None:
 
 
 def state(url: str) -> str:
-    with create_engine(url).connect() as connection:
+    with create_engine(url, poolclass=NullPool).connect() as connection:
         return str(connection.scalar(text("SELECT state FROM awa.jobs")))
 
 
@@ -58,7 +58,7 @@ def test_maintenance_once_prints_what_each_lane_did(here, url, an_old_server):
 
 def test_maintenance_once_leaves_with_4_while_another_leads(here, url):
     attempts_of_the_dead(url)
-    with create_engine(url).begin() as connection:
+    with create_engine(url, poolclass=NullPool).begin() as connection:
         connection.execute(
             text("INSERT INTO awa.leaders VALUES ('maintenance', 'x', 1, now(), now() + interval '1 h')")
         )
@@ -91,6 +91,6 @@ def test_maintenance_stops_at_a_signal_with_status_0(here, url):
     process.terminate()
     assert process.wait(20) == 0, process.stderr.read()
     process.stderr.close()
-    with create_engine(url).connect() as connection:
+    with create_engine(url, poolclass=NullPool).connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM awa.leaders WHERE expires_at > clock_timestamp()")) == 0
         assert connection.scalar(text("SELECT count(*) FROM awa.runtime_instances")) == 0
