@@ -200,7 +200,7 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
         await place.until(lambda: "retryable" in states(place))
         assert (
             place.sql(
-                "SELECT 1 FROM pg_stat_activity WHERE query LIKE '%pg_sleep(3600)' AND state = 'active' AND datname = current_database()"
+        assert place.sql(ASLEEP) == []
             )
             == []
         )
