@@ -198,12 +198,7 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
             enqueue(session, Next(), delay=timedelta(milliseconds=1))
         await place.until(lambda: "available" in states(place))  # promotion goes on meanwhile
         await place.until(lambda: "retryable" in states(place))
-        assert (
-            place.sql(
         assert place.sql(ASLEEP) == []
-            )
-            == []
-        )
 
     dead_attempts(place)
     with caplog.at_level(logging.WARNING, "awa_sqla"):
