@@ -28,6 +28,8 @@ from awa_sqla.models.upkeep import Leader
 from awa_sqla.session.statements import AS_OF, NOW, seconds
 
 NAME = "maintenance"
+#: No lease lasts longer.
+LONGEST = timedelta(minutes=2)
 
 
 class Standing(NamedTuple):
@@ -42,11 +44,13 @@ class Standing(NamedTuple):
 
 _since_start: Any = func.pg_postmaster_start_time()
 _ours = Leader.holder == bindparam("candidate", type_=Text)
+# One that ends much later than any lease lasts was taken before the database's clock went back.
+_taken = Leader.expires_at.between(AS_OF, AS_OF + LONGEST)
 
 # A standby only reads: with ON CONFLICT it would lock the row, and leave a dead version behind each time.
 _LOOK = select(
-    func.coalesce(func.bool_or(_ours & (Leader.expires_at > AS_OF)), False),
-    func.coalesce(func.bool_or(Leader.expires_at > AS_OF), False),
+    func.coalesce(func.bool_or(_ours & _taken), False),
+    func.coalesce(func.bool_or(_taken), False),
     func.coalesce(func.max(Leader.term), 0),
     NOW,
     NOW - _since_start,
@@ -64,9 +68,9 @@ _HOLD: Executable = _new.on_conflict_do_update(
         "holder": _new.excluded.holder,
         "expires_at": NOW + seconds("lease"),
         "term": Leader.term + cast(case((_changed, 1), else_=0), Integer),
-        "acquired_at": case((_changed | (Leader.expires_at <= AS_OF), NOW), else_=Leader.acquired_at),
+        "acquired_at": case((_changed | ~_taken, NOW), else_=Leader.acquired_at),
     },
-    where=~_changed | (Leader.expires_at <= AS_OF),
+    where=~_changed | ~_taken,
 ).returning(cast(Leader.term, BigInteger), NOW, NOW - _since_start)
 
 _RELEASE = (

@@ -20,8 +20,8 @@ log = logging.getLogger("awa_sqla.maintenance")
 
 #: How long a lease lasts; and seconds between renewals, and by which a leader stops before its lease ends.
 LEASE, RENEWAL, MARGIN = timedelta(seconds=15), 5.0, 2.0
-#: Seconds until a renewal that failed is tried again.
-AGAIN = 1.0
+#: Seconds until a renewal that failed is tried again, and the longest pause after questions that failed.
+AGAIN, LONGEST_PAUSE = 1.0, 30.0
 #: By how many seconds the database's clock may move against ours between two looks.
 DRIFT = 3.0
 
@@ -44,15 +44,14 @@ class Contact:
         self._since = clock()
 
     def note(self, sent: float, standing: Standing) -> None:
-        """The database answered a question that was sent at `sent`."""
+        """The database has just answered a question that was sent at `sent`."""
         if self._last is None:
             self._since = sent - standing.up.total_seconds()
         else:
-            passed = sent - self._last[0]
-            drift = (standing.now - self._last[1]).total_seconds() - passed
-            if passed > self._most:
+            drift = (standing.now - self._last[1]).total_seconds() - (clock() - self._last[0])
+            if sent - self._last[0] > self._most:
                 self._since = sent
-            elif drift > DRIFT + self._most:
+            elif drift > DRIFT:
                 log.warning("the database's clock has jumped by %.0f s: rescue waits for the hearts", drift)
                 self._since = sent
             self._since = max(self._since, sent - standing.up.total_seconds())
@@ -84,17 +83,17 @@ class Leadership:
 
     async def serve(self, lead: Callable[[], Awaitable[None]]) -> None:
         """For ever: whenever the lease can be had, run `lead()` until it is lost."""
+        pause = self._pace
         while True:
             try:
-                found = await self.seek()
-            except Exception as exc:
-                if not transient(exc):
-                    raise
-                log.warning("cannot ask who leads: %s", _brief(exc))
-                found = False
-            if found:
-                await self._lead(lead)
-            await asyncio.sleep(self._pace * random.uniform(0.8, 1.2))  # noqa: S311 - apart from each other
+                if await self.seek():
+                    await self._lead(lead)
+                pause = self._pace
+            except Exception as exc:  # noqa: BLE001 - lanes that need no lead go on
+                level = logging.WARNING if transient(exc) else logging.ERROR
+                log.log(level, "cannot find out who leads maintenance: %s", _brief(exc))
+                pause = min(pause * 2, LONGEST_PAUSE)
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - apart from each other
 
     async def seek(self) -> bool:
         """Take the lease if nobody has it. One or two statements. Raises what the database raises."""

@@ -43,6 +43,8 @@ PATIENCE = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+#: Seconds after which the server ends a transaction of the books or of a lane in which nothing happens.
+FROZEN = 60
 #: For asyncpg, which cannot say that: seconds to connect, and for any one statement of the books.
 ASYNCPG_PATIENCE = {"timeout": 10, "command_timeout": 60}
 
@@ -84,6 +86,8 @@ class Engines:
         # A connection for each lane of maintenance that is at work, and for its looks: none waits for another.
         self.upkeep = self._make_async(ASYNCPG_PATIENCE, pool_size=2, max_overflow=UPKEEP)
         self.looks = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=UPKEEP, isolation_level="AUTOCOMMIT")
+        for engine in (self.book, self.upkeep):
+            event.listen(engine.sync_engine, "connect", self._bound)
         self._given, self._concurrency = given, concurrency
 
     def work(self) -> Engine:
@@ -207,6 +211,15 @@ class Engines:
         driver = getattr(connection, "driver_connection", connection)
         if self.pooled and hasattr(driver, "prepare_threshold"):
             driver.prepare_threshold = None
+
+    def _bound(self, connection: Any, _record: object) -> None:
+        """A process that is frozen in the middle of a transaction must not hold its rows for ever."""
+        if self.pooled:
+            return  # the server's connection is others' too
+        cursor = connection.cursor()
+        cursor.execute(f"SET idle_in_transaction_session_timeout = '{FROZEN}s'")
+        cursor.close()
+        connection.commit()
 
 
 def _unsaid(arguments: dict[str, int], url: URL) -> dict[str, int]:

@@ -145,6 +145,25 @@ def test_handlers_that_hold_all_connections_still_write_their_progress(stage, ro
 # ------------------------------------------------------------------ over what
 
 
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_a_process_that_is_frozen_in_a_transaction_does_not_hold_its_rows_for_ever(stage, driver):
+    async def options() -> list[str]:
+        engines = Engines(stage.url.set(drivername=f"postgresql+{driver}"), 1)
+        found = []
+        for engine in (engines.book, engines.upkeep):
+            async with engine.connect() as connection:
+                await connection.rollback()
+                found.append(await connection.scalar(text("SHOW idle_in_transaction_session_timeout")))
+        engines.pooled = True  # the server's connections are others' too
+        await engines.upkeep.dispose()
+        async with engines.upkeep.connect() as connection:
+            found.append(await connection.scalar(text("SHOW idle_in_transaction_session_timeout")))
+        await engines.dispose()
+        return found
+
+    assert asyncio.run(options()) == ["1min", "1min", "0"]
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_connections_of_our_own_notice_a_peer_that_has_gone(stage, driver):
     async def options() -> tuple[int, ...]:
