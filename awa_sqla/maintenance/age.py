@@ -18,7 +18,6 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
-    BigInteger,
     Boolean,
     ColumnElement,
     DateTime,
@@ -33,7 +32,6 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
-    tuple_,
     update,
     values,
 )
@@ -69,7 +67,6 @@ _window = values(
 
 _EVER = literal_column("'-infinity'::timestamptz", DateTime(timezone=True))
 _MICROSECOND = literal_column("1e-6", Double)
-_NO_MORE = literal_column("9223372036854775807", BigInteger)
 
 
 def _due() -> CTE:
@@ -95,23 +92,20 @@ def _rising(of: CTE, most: ColumnElement[int], others: Sequence[ColumnElement[bo
     """At most `most` rows of each queue that have not risen as far as they should."""
     at_level = (_available, Job.queue == of.c.queue, Job.priority == _window.c.priority)
     mark = (
-        select(Job.run_at, Job.id)
+        select(Job.run_at)
         .where(*at_level, _has_risen, Job.aged == _window.c.k, ~_window.c.last)
-        .order_by(Job.run_at.desc(), Job.id.desc())
+        .order_by(Job.run_at.desc())
         .limit(ONE)
         .correlate(of, _window)
         .lateral("mark")
     )
     before = case((~_window.c.last, ago(of.c.seconds * (_window.c.k + 1))))
-    beyond = tuple_(
-        func.coalesce(func.greatest(before, mark.c.run_at), _EVER),
-        case((mark.c.run_at >= before, mark.c.id), else_=_NO_MORE),
-    )
+    beyond = func.coalesce(func.greatest(before, mark.c.run_at), _EVER)
     job = (
         select(Job.id)
         .where(
             *at_level,
-            tuple_(Job.run_at, Job.id) > beyond,
+            Job.run_at > beyond,
             Job.run_at <= ago(of.c.seconds * _window.c.k),
             Job.aged < _window.c.k,
             *others,
@@ -163,7 +157,7 @@ def _risen_once(of: CTE, most: ColumnElement[int], others: Sequence[ColumnElemen
     return (
         select(Job.id)
         .where(_available, _has_risen, Job.queue == of.c.queue, *others)
-        .order_by(Job.priority, Job.aged, Job.run_at, Job.id)
+        .order_by(Job.priority, Job.aged, Job.run_at)
         .limit(most)
         .with_for_update(skip_locked=True, key_share=True)
         .correlate(of)

@@ -207,7 +207,6 @@ class Job(JobColumns, AwaBase):
                 "priority",
                 "aged",
                 "run_at",
-                "id",
                 postgresql_where=text("state = 'available' AND aged > 0"),
             ),
         )

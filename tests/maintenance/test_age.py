@@ -200,7 +200,8 @@ def test_where_ageing_is_switched_off_all_go_back(session: Session, database: Da
     session.commit()
     policy(database, "off", override_aging_seconds=float("inf"))
     policy(database, "slower", override_aging_seconds=3600)
-    assert age(session, limit=1) == 1
+    waiting(database, (2, 65), queue="another")
+    assert age(session, limit=2) == 2  # one rises, one goes back
     assert age(session) == 1
     assert age(session) == 0
     session.commit()
@@ -215,7 +216,7 @@ def test_where_ageing_is_switched_off_all_go_back(session: Session, database: Da
 
 @in_one_world
 def test_a_pass_is_bounded_and_takes_those_that_have_waited_longest(session: Session, database: Database) -> None:
-    waiting(database, *((2, 61 + n / 10) for n in range(10)))
+    waiting(database, *((2, 61 + 20 * n) for n in range(10)))
     assert age(session, limit=4) == 4
     session.commit()
     assert levels(database) == [(2, 0)] * 6 + [(1, 1)] * 4
