@@ -240,7 +240,7 @@ QUERIES = {
     "ix_jobs_hot_callback_timeout": "rescue: waiting rows whose callback has not come in time",
     "ix_jobs_hot_attended": "rescue: waiting rows whose handler is gone",
     "ix_jobs_hot_finished": "retention, counts: the finished jobs of a queue, oldest first",
-    "ix_jobs_hot_aged": "ageing: jobs whose priority has risen, in queues that no longer age",
+    "ix_jobs_hot_aged": "ageing: how far the jobs of a level have risen, and those of queues that no longer age",
     "ix_dlq_entries_queue": "retention, counts: the dead letters of a queue, oldest first",
     "ix_audit_log_at": "audit: entries by their time",
     "ix_callback_receipts_callback": "callbacks: whether one was answered already",

@@ -14,7 +14,8 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, event, select, text
 
-from awa_sqla.maintenance import prune
+from awa_sqla.maintenance import prune, rollup
+from awa_sqla.maintenance.age import _GO_BACK, _RISE
 from awa_sqla.maintenance.obligations import _due, _settled_by
 from awa_sqla.maintenance.promote import _NEXT, _PROMOTE, _WAIT
 from awa_sqla.maintenance.rescue import _EXPIRED, _OVERDUE, _STALE, _UNATTENDED
@@ -82,6 +83,9 @@ HOT = {
         prune._RECORDS["callback_receipts"],
         {"ix_callback_receipts_created", "callback_receipts_pkey"},
     ),
+    "age": (_RISE, {"ix_jobs_hot_claim", "ix_jobs_hot_aged", "jobs_hot_pkey"}),
+    "age no more": (_GO_BACK, {"ix_jobs_hot_aged", "jobs_hot_pkey"}),
+    "count finished jobs": (rollup._COUNT, {"ix_jobs_hot_finished", "ix_dlq_entries_queue"}),
     "claim a receipt": (receipts._CLAIM, {"ix_callback_receipts_created"}),
     "obligations": (_due([("work", "completed", "spec")]), {"ix_follow_up_obligations_due"}),
 }

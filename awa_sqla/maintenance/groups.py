@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    BigInteger,
     ColumnElement,
     Double,
     Integer,
@@ -37,7 +38,7 @@ from awa_sqla.session.statements import AS_OF, SECOND
 MOST = bindparam("most", type_=Integer)
 
 #: In the text, because a generic plan takes a bound LIMIT for a tenth of all rows.
-_ONE = literal_column("1", Integer)
+ONE = literal_column("1", Integer)
 
 Attribute = InstrumentedAttribute[Any]
 #: The rows of the groups in a CTE that meet more conditions, at most so many of each group, best first.
@@ -70,10 +71,10 @@ def groups(name: str, keys: Sequence[Attribute], at: Attribute, *among: ColumnEl
     A loose index scan: from each group straight to the next. A GROUP BY would read all rows.
     """
     columns = (*keys, at)
-    found = select(*columns).where(*among).order_by(*columns).limit(_ONE).cte(name, recursive=True)
+    found = select(*columns).where(*among).order_by(*columns).limit(ONE).cte(name, recursive=True)
     here = [found.c[key.key] for key in keys]
     beyond = keys[0] > here[0] if len(keys) == 1 else tuple_(*keys) > tuple_(*here)
-    after = select(*columns).where(*among, beyond).order_by(*columns).limit(_ONE).correlate(found).lateral("after")
+    after = select(*columns).where(*among, beyond).order_by(*columns).limit(ONE).correlate(found).lateral("after")
     return found.union_all(select(*after.c).select_from(found.join(after, true())))
 
 
@@ -83,7 +84,11 @@ def fairly(due: CTE, key: Attribute, rows: Rows) -> CTE:
     Each group has the same share; what some of them leave over goes to those that have more. The choice is full
     whenever there are enough rows that nobody holds.
     """
-    share = select(func.greatest(MOST // func.nullif(func.count(), _ONE), _ONE)).select_from(due).scalar_subquery()
+    share = (
+        select(func.greatest(MOST // func.nullif(func.count(), ONE, type_=BigInteger), ONE))
+        .select_from(due)
+        .scalar_subquery()
+    )
     one = rows(due, share, ()).lateral("one")
     first = _materialized(select(*due.c, one.c.id).select_from(due.join(one, true())).limit(MOST), "first")
     of_group: list[Any] = [first.c[column.name] for column in due.c]

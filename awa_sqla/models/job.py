@@ -201,7 +201,14 @@ class Job(JobColumns, AwaBase):
                 "finalized_at",
                 postgresql_where=text("state IN ('completed', 'failed', 'cancelled')"),
             ),
-            Index("ix_jobs_hot_aged", "queue", "id", postgresql_where=text("state = 'available' AND aged > 0")),
+            Index(
+                "ix_jobs_hot_aged",
+                "queue",
+                "priority",
+                "aged",
+                "run_at",
+                postgresql_where=text("state = 'available' AND aged > 0"),
+            ),
         )
 
     @classmethod

@@ -161,11 +161,11 @@ _ready = (
 
 # The concatenation hides the state from the partial index of available jobs. With statistics from before a burst,
 # the planner would else join through that index: 1.8 s instead of 12 ms for 500 jobs of 20,000.
-_still_available = Job.state.op("||")(literal_column("''")) == literal_column(f"'{JobState.AVAILABLE.value}'")
+still_available = Job.state.op("||")(literal_column("''")) == literal_column(f"'{JobState.AVAILABLE.value}'")
 
 _claim = (
     update(Job)
-    .where(by_key(Job.id, _ready), _still_available)
+    .where(by_key(Job.id, _ready), still_available)
     .values(
         **effects(TRANSITIONS["claim"]),
         attempt=Job.attempt + 1,

@@ -27,7 +27,7 @@ from awa_sqla import (
     fail,
     snooze,
 )
-from awa_sqla.maintenance import prune_dead_letters, prune_jobs, prune_records
+from awa_sqla.maintenance import age, count_finished, finished_counts, prune_dead_letters, prune_jobs, prune_records
 from awa_sqla.models import AuditEntry, Queue
 from awa_sqla.models.wakeups import cancel_payload, channel
 from awa_sqla.schema import create_all
@@ -175,5 +175,21 @@ def test_retention_finds_the_other_schema(run: Run) -> None:
         session.flush()
         assert (prune_jobs(session), prune_dead_letters(session), prune_records(session).audit_log) == (1, 1, 1)
         assert [job.kind for job in session.scalars(select(JobRecord))] == ["notify_ops"]
+
+    run(work)
+
+
+def test_ageing_and_counts_find_the_other_schema(run: Run) -> None:
+    def work(session: Session) -> None:
+        session.add(Queue(queue="default", override_aging_seconds=1e-6))
+        enqueued(session, 3)
+        cancel(session, claim(session, "default", limit=1)[0].id, reason="no more")
+        session.flush()
+        assert age(session) == 2
+        session.merge(Queue(queue="default", override_aging_seconds=float("inf")))
+        session.flush()
+        assert age(session) == 2
+        assert count_finished(session).rows == 1
+        assert [(key, jobs) for key, (jobs, _) in finished_counts(session).items()] == [(("default", "cancelled"), 1)]
 
     run(work)

@@ -9,7 +9,7 @@ UP = (
 CREATE INDEX ix_jobs_hot_finished ON {schema}.jobs_hot (state, queue, finalized_at)
     WHERE state IN ('completed', 'failed', 'cancelled')""",
     """\
-CREATE INDEX ix_jobs_hot_aged ON {schema}.jobs_hot (queue, id)
+CREATE INDEX ix_jobs_hot_aged ON {schema}.jobs_hot (queue, priority, aged, run_at)
     WHERE state = 'available' AND aged > 0""",
     "CREATE INDEX ix_dlq_entries_queue ON {schema}.dlq_entries (queue, dlq_at)",
     """\
