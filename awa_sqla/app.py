@@ -29,7 +29,10 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from awa_sqla.args import A
+from awa_sqla.cron import Schedule
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.periodic import JobDefaults, MissedFires, Periodic, Source
+from awa_sqla.requests import Options as JobOptions
 from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.hooks import Hooks
 from awa_sqla.worker.config import MaintenanceOptions, QueueConfig, WorkerOptions, checked_queues
@@ -91,6 +94,7 @@ class Awa:
         self.tasks = Tasks()
         self.follow_ups = FollowUps()
         self.hooks = Hooks()
+        self.schedules: dict[str, Periodic] = {}
         registry = self.follow_ups
         self.on_completed = registry.on_completed
         self.on_retried = registry.on_retried
@@ -120,6 +124,46 @@ class Awa:
             return handler
 
         return register
+
+    def periodic(
+        self,
+        name: str,
+        cron_expr: str,
+        args: Source,
+        /,
+        *,
+        timezone: str = "UTC",
+        missed_fires: MissedFires = "coalesce",
+        most_missed: int = 1000,
+        **options: Unpack[JobDefaults],
+    ) -> Periodic:
+        """Enqueue a job again and again: at each tick of `cron_expr` in `timezone`, a name of the IANA database.
+
+        `name` is the schedule's identity in the database. `cron_expr` has five fields, or six with seconds first. A
+        fixed local time that a clock change skips fires at the shift, one that comes twice at the first; schedules with
+        a wildcard or a step in hours or minutes fire by elapsed time (`awa_sqla.cron` says all of it). `args` is a
+        `JobArgs`, stored with the schedule, or a callable that returns one or an `EnqueueRequest`: that is called for
+        each tick, in a thread, with the tick in the schedule's zone if it needs an argument, and only processes of this
+        app fire it. It may be called for a tick that another process fires in the end, so it should do nothing else.
+
+        `missed_fires` says what becomes of ticks that nobody fired in time: "coalesce" fires the latest, "catch_up" all
+        of them, but at most the latest `most_missed`, "skip" none that is more than a minute late. The other options
+        are those of `enqueue()`; a unique job that is there already is left out. Does no I/O: workers write their app's
+        schedules when they start, and one that is new, or has another expression or zone, counts from then on.
+
+        Returns what was registered. Raises `InvalidJob` naming the field, `ConfigurationError` for a second schedule of
+        this name and for a coroutine function.
+        """
+        if name in self.schedules:
+            raise ConfigurationError(
+                f"there are two periodic schedules {name!r} in this app: the name tells them apart in the database"
+            )
+        if unknown := options.keys() - JobDefaults.__annotations__.keys():
+            raise TypeError(f"periodic() takes no {', '.join(sorted(unknown))}")
+        schedule = Schedule(cron_expr, timezone)
+        made = Periodic(name, schedule, args, JobOptions(**options), missed_fires, most_missed)
+        self.schedules[made.name] = made
+        return made
 
     def attach(self, target: object, /) -> None:
         """Make this app's follow-ups and hooks hold in the sessions of `target`; see `FollowUps.attach`."""

@@ -1,11 +1,12 @@
 """What keeps the tables moving when nobody claims, and small when nobody looks.
 
-Promotion, rescue, obligations; ageing, retention, counts. Each lane is a plain function over the caller's Session that
+Promotion, rescue, obligations; ageing, retention, counts; periodic schedules. Each lane is a plain function over the caller's Session that
 does one bounded piece of work; SKIP LOCKED makes it safe to run the same lane in several processes. Workers run them
 beside their queues (`awa_sqla.worker`).
 """
 
 from awa_sqla.maintenance.age import age
+from awa_sqla.maintenance.cron import Cron
 from awa_sqla.maintenance.obligations import Dispatched, any_due, dispatch_obligation
 from awa_sqla.maintenance.promote import Promoted, next_due, promote
 from awa_sqla.maintenance.prune import Pruned, prune_dead_letters, prune_jobs, prune_records
@@ -14,6 +15,7 @@ from awa_sqla.maintenance.rollup import Counted, count_finished, finished_counts
 
 __all__ = [
     "Counted",
+    "Cron",
     "Dispatched",
     "Promoted",
     "Pruned",

@@ -9,26 +9,40 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
 from awa_sqla.args import Backoff, backoff_of
+from awa_sqla.maintenance.age import age
+from awa_sqla.maintenance.cron import Cron
 from awa_sqla.maintenance.leadership import Contact
 from awa_sqla.maintenance.obligations import any_due, dispatch_obligation
 from awa_sqla.maintenance.promote import next_due, promote
 from awa_sqla.maintenance.prune import prune_dead_letters, prune_jobs, prune_records
 from awa_sqla.maintenance.rescue import rescue_callbacks, rescue_overdue, rescue_stale
+from awa_sqla.maintenance.rollup import count_finished
 from awa_sqla.models.job import Attempt
+from awa_sqla.periodic import Periodic
 from awa_sqla.session.specs import Spec
 
 log = logging.getLogger("awa_sqla.maintenance")
 T = TypeVar("T")
 
 #: Their names.
-LANES = ("promote", "rescue_stale", "rescue_overdue", "rescue_callbacks", "obligations", "prune")
+LANES = (
+    "promote",
+    "rescue_stale",
+    "rescue_overdue",
+    "rescue_callbacks",
+    "obligations",
+    "age",
+    "prune",
+    "rollup",
+    "cron",
+)
 
 #: Seconds between passes: the longest sleep of promotion, between looks for obligations and for lost attempts, ageing,
 #: retention, and the least between two counts.
@@ -38,6 +52,8 @@ PROMOTION, OBLIGATIONS, RESCUE, AGEING, RETENTION, COUNTS = 2.0, 5.0, 30.0, 15.0
 RESCUES = 100
 #: Rows of each table that one pass of retention deletes at the most.
 PRUNED = 1000
+#: Rows that one pass of ageing changes.
+AGED = 1000
 #: The part of its time that counting may take.
 SHARE = 0.01
 
@@ -54,7 +70,7 @@ class Means:
     """What lanes work with.
 
     `maker` makes the sessions of their transactions, `alone` is an engine in AUTOCOMMIT mode for single statements, and
-    `call` runs a function of the app in a thread.
+    `call` runs a function that does not raise in a thread.
     """
 
     maker: async_sessionmaker[AsyncSession]
@@ -78,7 +94,7 @@ class Duties:
 
     backoff: Callable[[str], Backoff] = backoff_of
     specs: Sequence[Spec] = ()
-    periodics: Sequence[Any] = field(default=())
+    periodics: Sequence[Periodic] = ()
 
 
 class Lanes:
@@ -99,11 +115,21 @@ class Lanes:
         self._woken = woken
         #: Whether this process leads; else promotion only follows its own nudges.
         self.leading: Callable[[], bool] = bool
+        self._cron = Cron(means.maker, duties.periodics, leading=lambda: self.leading(), call=means.call)
+
+    async def close(self) -> None:
+        """Give up what still runs in threads."""
+        await self._cron.close()
 
     @property
     def owes(self) -> bool:
         """Whether this process can settle any obligation."""
         return bool(self._duties.specs)
+
+    @property
+    def builds(self) -> bool:
+        """Whether only this app can build what some of its schedules enqueue."""
+        return any(periodic.builds for periodic in self._duties.periodics)
 
     async def promote(self) -> Pass:
         """Make due jobs available; the next pass is when the next one is due."""
@@ -145,6 +171,22 @@ class Lanes:
         records = await self._means.within(prune_records, limit=PRUNED)
         done = (jobs, dead, *records)
         return Pass(sum(done), 0 if max(done) >= PRUNED else RETENTION)
+
+    async def age(self) -> Pass:
+        """Let jobs rise that have waited long."""
+        done = await self._means.within(age, limit=AGED)
+        return Pass(done, 0 if done >= AGED else AGEING)
+
+    async def rollup(self) -> Pass:
+        """Count what has ended."""
+        counted = await self._means.within(count_finished)
+        return Pass(counted.rows, max(COUNTS, counted.seconds / SHARE))
+
+    async def cron(self) -> Pass:
+        """Fire the schedules that are due."""
+        before = self._cron.fired
+        wait = await self._cron.look()
+        return Pass(self._cron.fired - before, wait)
 
     async def obligations(self) -> Pass:
         """Dispatch what is owed."""

@@ -156,7 +156,7 @@ class Service:
 
 
 def _all(lanes: Lanes) -> list[Lane]:
-    everywhere = {"promote", "obligations"}
+    everywhere = {"promote", "obligations"} | ({"cron"} if lanes.builds else set())
     names = [name for name in LANES if name != "obligations" or lanes.owes]
     return [Lane(name, getattr(lanes, name), everywhere=name in everywhere) for name in names]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from awa_sqla.periodic import Periodic
 from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.hooks import Hooks
 from awa_sqla.worker.config import QueueConfig
@@ -17,6 +18,7 @@ class Application(Protocol):
     queues: dict[str, QueueConfig]
     tasks: Tasks
     follow_ups: FollowUps
+    schedules: dict[str, Periodic]
     hooks: Hooks
     lifespan: Any
 

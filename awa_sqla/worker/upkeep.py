@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import Any
-
 from sqlalchemy.ext.asyncio import async_sessionmaker
 
 from awa_sqla.maintenance.lanes import Duties, Lanes, Means
@@ -48,23 +46,9 @@ class Upkeep(AsyncExitStack):
         name = NAME if chosen is None else f"{NAME}: {', '.join(chosen)}"
         leadership = Leadership(engines.alone, identity.worker_id, contact, pace=pace, name=name)
         self.push_async_callback(leadership.release)
-        means = Means(self.maker, engines.looks, self._call)
-        duties = Duties(app.tasks.backoff, app.follow_ups.specs)
-        self.service = Service(Lanes(means, duties, stale_after, contact, woken), leadership, only=chosen)
+        means = Means(self.maker, engines.looks, self._threads.run)
+        duties = Duties(app.tasks.backoff, app.follow_ups.specs, tuple(app.schedules.values()))
+        lanes = Lanes(means, duties, stale_after, contact, woken)
+        self.push_async_callback(lanes.close)
+        self.service = Service(lanes, leadership, only=chosen)
         identity.lanes = self.service.fares
-
-    async def _call(self, function: Callable[[], Any]) -> Any:
-        """What a function of the app returns, in a thread; what it raises is raised."""
-
-        def contained() -> tuple[Any, BaseException | None]:
-            try:
-                return function(), None
-            except BaseException as exc:  # noqa: BLE001 - carried over
-                return None, exc
-
-        returned, error = await self._threads.run(contained)
-        if isinstance(error, Exception):
-            raise error
-        if error is not None:  # SystemExit and its like must not end the process
-            raise RuntimeError(f"{type(error).__name__}: {error}") from error
-        return returned
