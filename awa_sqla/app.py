@@ -19,7 +19,7 @@ Registering does no I/O; a module that defines an `Awa` can be imported by web p
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from importlib.metadata import version
@@ -32,9 +32,10 @@ from awa_sqla.args import A
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.session.follow_ups import FollowUps
 from awa_sqla.session.hooks import Hooks
-from awa_sqla.worker.config import QueueConfig, WorkerOptions, checked_queues
+from awa_sqla.worker.config import MaintenanceOptions, QueueConfig, WorkerOptions, checked_queues
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.engines import Given
+from awa_sqla.worker.maintainer import Maintenance
 from awa_sqla.worker.process import run_until_stopped
 from awa_sqla.worker.runner import Worker
 from awa_sqla.worker.tasks import Tasks
@@ -55,6 +56,16 @@ class Options(TypedDict, total=False):
     grace: timedelta
     maintenance: bool
     claim_batch: int
+    health: str | None
+    uvloop: bool | None
+
+
+class Upkeep(TypedDict, total=False):
+    """The options of a maintenance process."""
+
+    heartbeat: timedelta
+    stale_after: timedelta
+    only: Sequence[str] | None
     health: str | None
     uvloop: bool | None
 
@@ -148,6 +159,23 @@ class Awa:
         installed, unless `uvloop=False`. Raises what `worker` and its entry raise.
         """
         return run_until_stopped(lambda: self.worker(engine_or_url, **options), uvloop=options.get("uvloop"))
+
+    def maintenance(self, engine_or_url: Given | None = None, /, **options: Unpack[Upkeep]) -> Maintenance:
+        """A maintenance process for `async with`, which runs no jobs; `await ....once()` runs every lane once.
+
+        Every worker with `maintenance=True` does the same beside its jobs, and all of them elect one that leads. This
+        is for databases without workers, for workers with `maintenance=False`, and for `awa-sqla maintenance`.
+        `engine_or_url` is that of `worker`. Options: `heartbeat` (30 s), `stale_after` (90 s; a worker with a longer
+        one is given that), `only` names the lanes to run, `health` ("host:port") serves `/healthz` and `/readyz`.
+
+        Raises `ConfigurationError` and `InvalidJob` here, `SchemaVersionError` and `ConfigurationError` on entry.
+        (DESIGN 8)
+        """
+        return Maintenance(self, self._database(engine_or_url), MaintenanceOptions(**options))
+
+    def run_maintenance(self, engine_or_url: Given | None = None, /, **options: Unpack[Upkeep]) -> int:
+        """Maintain until SIGINT or SIGTERM. Blocks; returns 0. Options and errors are those of `maintenance`."""
+        return run_until_stopped(lambda: self.maintenance(engine_or_url, **options), uvloop=options.get("uvloop"))
 
     def lifespan_context(self) -> AbstractAsyncContextManager[Any]:
         """The context manager of one worker's life."""

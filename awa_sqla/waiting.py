@@ -22,7 +22,7 @@ from awa_sqla.errors import JobFailed, JobNotFound, UnsupportedSession
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import JobRecord
 from awa_sqla.session.target import jobs_bind
-from awa_sqla.worker.trouble import transient
+from awa_sqla.session.trouble import transient
 
 #: Seconds: the pause after the first look, and the longest; each is half as long again as the one before.
 FIRST_PAUSE, LONGEST_PAUSE, GROWTH = 0.02, 1.0, 1.5

@@ -8,11 +8,13 @@ import logging
 import os
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from awa_sqla.localpg import PostgresUnavailable, find_binaries
+from awa_sqla.maintenance.leadership import Contact
 from awa_sqla.session.marks import FOLLOW_UPS
 
 pytest_plugins = ["tests.databases"]
@@ -88,3 +90,11 @@ def no_registry_outlives_its_test() -> Iterator[None]:
     yield
     for registry in set(FOLLOW_UPS.ever) - before:
         FOLLOW_UPS.ever.discard(registry)
+
+
+@pytest.fixture
+def an_old_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The suite's server has just started, after which rescue waits for the hearts."""
+    note = Contact.note
+    old = timedelta(days=1)
+    monkeypatch.setattr(Contact, "note", lambda self, sent, standing: note(self, sent, standing._replace(up=old)))

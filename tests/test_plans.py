@@ -14,21 +14,24 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, event, select, text
 
+from awa_sqla.maintenance import prune
 from awa_sqla.maintenance.obligations import _due, _settled_by
 from awa_sqla.maintenance.promote import _NEXT, _PROMOTE, _WAIT
 from awa_sqla.maintenance.rescue import _EXPIRED, _OVERDUE, _STALE, _UNATTENDED
 from awa_sqla.models.records import Obligation
 from awa_sqla.session import batch_statements, callback_statements, statements
+from awa_sqla.web import receipts
 from awa_sqla.worker import heartbeat, survey, waits
 
 FILL = """
 INSERT INTO awa.jobs_hot (kind, queue, args, state, run_lease, heartbeat_at, root_id, parent_id, callback_id,
-callback_timeout_at)
+callback_timeout_at, finalized_at)
 SELECT 'work', 'q' || n % 50, '{"n": 1}',
        CASE WHEN n % 100 < 90 THEN 'completed' WHEN n % 100 < 98 THEN 'available'
          WHEN n % 100 = 98 THEN 'waiting_external' ELSE 'running' END,
        n, now(), n / 10, n / 5, CASE WHEN n % 100 = 98 THEN gen_random_uuid() END,
-       CASE WHEN n % 100 = 98 THEN now() + n * interval '1 s' END
+       CASE WHEN n % 100 = 98 THEN now() + n * interval '1 s' END,
+       CASE WHEN n % 100 < 90 THEN now() - n * interval '1 s' END
 FROM generate_series(1, 100000) AS n;
 INSERT INTO awa.scheduled_jobs (kind, queue, args, state, run_at)
 SELECT 'work', 'q' || n % 50, '{}', 'scheduled', now() + n * interval '1 s' FROM generate_series(1, 100000) AS n;
@@ -36,6 +39,13 @@ INSERT INTO awa.follow_up_obligations (job_id, kind, outcome, spec, snapshot, ne
 SELECT n, 'work', 'completed', 'spec', '{}', CASE WHEN n % 100 = 0 THEN now() END FROM generate_series(1, 100000) AS n;
 INSERT INTO awa.runtime_instances (id, role, hostname, pid, version)
 SELECT 'w' || n, 'worker', 'host', n, '1' FROM generate_series(1, 500) AS n;
+INSERT INTO awa.dlq_entries (id, kind, queue, original_run_lease, dlq_reason, dlq_at)
+SELECT nextval('awa.jobs_id_seq'), 'work', 'q' || n % 50, n, 'manual', now() - n * interval '1 s'
+FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.audit_log (at, source, verb, target)
+SELECT now() - n * interval '1 s', 'cli', 'cancel', n::text FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.callback_receipts (request, callback_id, action, created_at)
+SELECT int8send(n), gen_random_uuid(), 'complete', now() - n * interval '1 s' FROM generate_series(1, 100000) AS n;
 """
 
 HOT = {
@@ -65,6 +75,14 @@ HOT = {
         select(select(Obligation.id).where(*_settled_by([("work", "completed", "spec")])).exists()),
         {"ix_follow_up_obligations_due"},
     ),
+    "prune jobs": (prune._JOBS, {"ix_jobs_hot_finished", "jobs_hot_pkey"}),
+    "prune dead letters": (prune._DEAD_LETTERS, {"ix_dlq_entries_queue", "dlq_entries_pkey"}),
+    "prune the audit log": (prune._RECORDS["audit_log"], {"ix_audit_log_at", "audit_log_pkey"}),
+    "prune receipts": (
+        prune._RECORDS["callback_receipts"],
+        {"ix_callback_receipts_created", "callback_receipts_pkey"},
+    ),
+    "claim a receipt": (receipts._CLAIM, {"ix_callback_receipts_created"}),
     "obligations": (_due([("work", "completed", "spec")]), {"ix_follow_up_obligations_due"}),
 }
 
@@ -88,11 +106,20 @@ VALUES = {
     "queues": ["q1"],
     "most": 100,
     "stale_after": 90.0,
+    "digest": b"d",
+    "act": "complete",
 }
 
 #: Either of the two finds a running row by its id.
 SAME = {"ix_jobs_hot_running": "jobs_hot_pkey"}
-LARGE = {"jobs_hot", "scheduled_jobs", "follow_up_obligations"}
+LARGE = {
+    "jobs_hot",
+    "scheduled_jobs",
+    "dlq_entries",
+    "follow_up_obligations",
+    "audit_log",
+    "callback_receipts",
+}
 
 
 @pytest.fixture(scope="module", params=["without statistics", "with statistics"])

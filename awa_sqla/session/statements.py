@@ -64,11 +64,11 @@ SECOND = literal_column("interval '1 second'", Interval)
 
 
 def by_key(key: Any, chosen: CTE) -> ColumnElement[bool]:
-    """`key` is one of the ids in a CTE, looked up one by one whatever the planner thinks.
+    """`key` is one of those in a CTE of one column, looked up one by one whatever the planner thinks.
 
     A join would do, but a generic plan takes LIMIT for a tenth of the table, and then hashes all of it.
     """
-    found: ColumnElement[bool] = key == func.any(func.array(select(chosen.c.id).scalar_subquery()))
+    found: ColumnElement[bool] = key == func.any(func.array(select(*chosen.c).scalar_subquery()))
     return found
 
 

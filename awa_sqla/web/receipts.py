@@ -7,7 +7,6 @@ back. Each new receipt removes a few that are out of date, so that none is left 
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -17,12 +16,12 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.maintenance.prune import OLD_RECEIPTS, RECEIPTS
 from awa_sqla.models.records import CallbackReceipt
+from awa_sqla.session.statements import by_key
 from awa_sqla.session.target import jobs_bind
 from awa_sqla.signing import request_message
 
-#: How long a receipt answers.
-KEPT = timedelta(hours=24)
 #: How many old ones a new one removes: more than one, so that their number falls.
 SWEPT = 10
 #: Actions after which a callback is used up.
@@ -31,19 +30,13 @@ RESOLVING = ("complete", "fail", "resume")
 _table = CallbackReceipt.__table__
 _column = _table.c
 _EMPTY = text("'{}'")
-_out_of_date = _column.created_at < func.clock_timestamp() - KEPT
+_out_of_date = _column.created_at < func.clock_timestamp() - RECEIPTS
 #: A receipt without an answer is one that app code has committed behind our back, in the middle of a request.
 _void = or_(_out_of_date, _column.answer == _EMPTY)
 
-_old = (
-    select(_column.request)
-    .where(_out_of_date, _column.request != bindparam("digest"))
-    .order_by(_column.created_at)
-    .limit(SWEPT)
-    .with_for_update(skip_locked=True)
-    .cte("old")
-)
-_gone = delete(_table).where(_column.request == _old.c.request).returning(_column.request).cte("gone")
+_old = OLD_RECEIPTS.where(_column.request != bindparam("digest")).limit(SWEPT).cte("old")
+# Looked up one by one: a join would hash all receipts.
+_gone = delete(_table).where(by_key(_column.request, _old)).returning(_column.request).cte("gone")
 _CLAIM = (
     insert(_table)
     .values(request=bindparam("digest"), callback_id=bindparam("callback"), action=bindparam("act"))

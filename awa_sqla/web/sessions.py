@@ -13,9 +13,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.session.trouble import passing
 from awa_sqla.web.answers import Refusal, logger
 from awa_sqla.web.transaction import Answer, Asked, Hooks, run, run_async
-from awa_sqla.worker.trouble import passing
 
 _ACCEPTED = (
     "a sessionmaker, an async_sessionmaker, a scoped session, or a callable that gives a Session or AsyncSession"

@@ -27,10 +27,10 @@ from awa_sqla.errors import (
 from awa_sqla.models.job import DeadLetter, Job
 from awa_sqla.session import callbacks as verbs
 from awa_sqla.session.target import require_transaction
+from awa_sqla.session.trouble import passing
 from awa_sqla.web import receipts
 from awa_sqla.web.answers import Refusal, logger
 from awa_sqla.web.bodies import CallbackCall
-from awa_sqla.worker.trouble import passing
 
 Answer = dict[str, Any]
 Hook = Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, cast
@@ -12,11 +12,14 @@ from typing import Any, cast
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
-from awa_sqla import limits
+from awa_sqla import defaults, limits
 from awa_sqla.errors import ConfigurationError, InvalidJob
+from awa_sqla.maintenance.lanes import LANES
 
 #: Attempts at a time of one queue in one process.
 CONCURRENCY = 100_000
+#: After how long a silence a worker is taken for dead.
+STALE_AFTER = timedelta(seconds=90)
 #: Jobs in a second: one in about three hours, and more than one process can begin.
 LOWEST_RATE, HIGHEST_RATE = 0.0001, 1_000_000
 
@@ -47,9 +50,9 @@ class Retention:
     letters (30 days). None keeps them for ever, `timedelta(0)` until the next pass of maintenance.
     """
 
-    completed: timedelta | None = timedelta(hours=24)
-    failed: timedelta | None = timedelta(hours=72)
-    dead: timedelta | None = timedelta(days=30)
+    completed: timedelta | None = defaults.KEEP_COMPLETED
+    failed: timedelta | None = defaults.KEEP_FAILED
+    dead: timedelta | None = defaults.KEEP_DEAD
 
     def __post_init__(self) -> None:
         for name in ("completed", "failed", "dead"):
@@ -77,7 +80,7 @@ class QueueConfig:
     deadline: timedelta | None = None
     poll_interval: timedelta = timedelta(milliseconds=200)
     rate_limit: RateLimit | None = None
-    priority_aging: timedelta | None = timedelta(seconds=60)
+    priority_aging: timedelta | None = defaults.PRIORITY_AGING
     dead_letters: bool = False
     retention: Retention = Retention()
 
@@ -104,7 +107,7 @@ class WorkerOptions:
     listen_url: str | None = None
     notify: bool = True
     heartbeat: timedelta = timedelta(seconds=30)
-    stale_after: timedelta = timedelta(seconds=90)
+    stale_after: timedelta = STALE_AFTER
     grace: timedelta = timedelta(seconds=30)
     maintenance: bool = True
     claim_batch: int = 500
@@ -125,6 +128,25 @@ class WorkerOptions:
             host_and_port(self.health)
         if not isinstance(cast("object", self.uvloop), bool | None):
             raise ConfigurationError(f"uvloop must be True, False or None, not {self.uvloop!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaintenanceOptions:
+    """Options of `awa.maintenance()`; see there."""
+
+    heartbeat: timedelta = timedelta(seconds=30)
+    stale_after: timedelta = STALE_AFTER
+    only: Sequence[str] | None = None
+    health: str | None = None
+    uvloop: bool | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("heartbeat", "stale_after"):
+            limits.duration(name, getattr(self, name))
+        if self.only is not None:
+            object.__setattr__(self, "only", lanes_named(self.only))
+        if self.health is not None:
+            host_and_port(self.health)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +186,18 @@ def checked_queues(queues: object) -> dict[str, QueueConfig]:
             raise InvalidJob(f"queues[{name!r}]", f"must be a QueueConfig, not {limits.type_name(config)}")
         found[limits.text("queues", name)] = config
     return found
+
+
+def lanes_named(names: object) -> tuple[str, ...]:
+    """The lanes of `only=`; "rescue" is all of its lanes. Raises `ConfigurationError` for one there is not."""
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        raise ConfigurationError(f"only={names!r} must be several names of lanes")
+    given = [str(name) for name in cast("Iterable[object]", names)]
+    known = [lane for lane in LANES if lane in given or lane.partition("_")[0] in given]
+    unknown = [name for name in given if name not in LANES and not any(lane.startswith(f"{name}_") for lane in LANES)]
+    if unknown or not known:
+        raise ConfigurationError(f"no lanes {unknown}; there are {', '.join(LANES)}, and rescue for all of its lanes")
+    return tuple(known)
 
 
 def host_and_port(address: object) -> tuple[str, int]:

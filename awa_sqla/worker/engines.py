@@ -27,7 +27,7 @@ from awa_sqla.schema import LATEST, installed_version
 from awa_sqla.session.sqlstates import READ_ONLY, driver_sqlstate
 from awa_sqla.session.target import refuse_autocommit, schema_in
 from awa_sqla.worker.forks import guard
-from awa_sqla.worker.pools import warn_of_few
+from awa_sqla.worker.pools import OWN, UPKEEP, warn_of_few
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -66,7 +66,7 @@ _ASYNCPG_ONLY = frozenset(
 
 
 class Engines:
-    """`book` keeps the books, `heart` beats, `work` and `async_work` carry transactional handlers."""
+    """`book` keeps the books, `heart` beats, `upkeep` maintains, `work` and `async_work` carry handlers."""
 
     def __init__(self, given: Given, concurrency: int) -> None:
         self._own_sync: list[Engine] = []
@@ -81,6 +81,9 @@ class Engines:
         #: For single statements, without BEGIN and COMMIT.
         self.alone = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=1, isolation_level="AUTOCOMMIT")
         self.heart = self._make_sync(pool_size=1, max_overflow=1)
+        # A connection for each lane of maintenance that is at work, and for its looks: none waits for another.
+        self.upkeep = self._make_async(ASYNCPG_PATIENCE, pool_size=2, max_overflow=UPKEEP)
+        self.looks = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=UPKEEP, isolation_level="AUTOCOMMIT")
         self._given, self._concurrency = given, concurrency
 
     def work(self) -> Engine:
@@ -117,11 +120,11 @@ class Engines:
         if found < LATEST:
             raise SchemaVersionError(found, LATEST, self.schema)
 
-    async def check_room(self, handlers: int) -> None:
+    async def check_room(self, handlers: int, *, maintenance: bool) -> None:
         """Warn when the server cannot give the connections that `handlers` at a time may want."""
         if not self.pooled:
             async with self.book.connect() as connection:
-                await warn_of_few(connection, handlers)
+                await warn_of_few(connection, handlers, OWN + (UPKEEP if maintenance else 0))
 
     async def _check_given(self) -> None:
         """Refuse a given engine in AUTOCOMMIT mode: transactional handlers would have nothing to commit."""

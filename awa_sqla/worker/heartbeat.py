@@ -28,7 +28,7 @@ from awa_sqla.session import catalogue
 from awa_sqla.session.guards import MANAGED
 from awa_sqla.session.specs import Spec
 from awa_sqla.session.statements import NOW, among, owned
-from awa_sqla.worker.config import QueueConfig
+from awa_sqla.worker.config import STALE_AFTER, QueueConfig
 
 log = logging.getLogger("awa_sqla.worker")
 
@@ -37,8 +37,6 @@ CHUNK = 500
 KINDS = 100
 #: Seconds between looks for lost leases while no notification would tell of them.
 LOOK = 2.0
-#: How long a process that has ended without a word stays listed.
-LISTED = timedelta(days=1)
 #: Seconds until a beat that failed is tried again; so many more each time, up to the interval.
 AGAIN = 1.0
 #: Seconds that the last beat may take.
@@ -78,14 +76,18 @@ LOST = (
 )
 
 
-_UNSYNCHRONIZED = {"synchronize_session": False}
-
-
 class Identity:
     """What this process says of itself: its row in `runtime_instances`, and in the catalogue the specs that it has."""
 
     def __init__(
-        self, worker_id: str, version: str, queues: Sequence[str], kinds: Sequence[str], specs: Sequence[Spec]
+        self,
+        worker_id: str,
+        version: str,
+        queues: Sequence[str],
+        kinds: Sequence[str],
+        specs: Sequence[Spec],
+        *,
+        role: str = "worker",
     ) -> None:
         self.worker_id = worker_id
         #: Kinds that came without a handler for them, with how many; of very many kinds, the first.
@@ -94,10 +96,13 @@ class Identity:
         #: How many attempts it runs at a time at the most, how many now, and whether notifications reach it.
         self.concurrency, self.running = 0, 0
         self.listening: Callable[[], bool] = bool
+        #: After how long a silence its attempts are another's, and how the lanes of maintenance fare here.
+        self.stale_after = STALE_AFTER
+        self.lanes: Callable[[], dict[str, Any]] = dict
         self._specs = [(spec.kind, spec.outcome, spec.name) for spec in specs]
         self._fixed: dict[str, Any] = {
             "id": worker_id,
-            "role": "worker",
+            "role": role,
             "hostname": socket.gethostname(),
             "pid": os.getpid(),
             "version": version,
@@ -114,6 +119,8 @@ class Identity:
             "running": self.running,
             "listening": self.listening(),
             "stopping_at": stopping,
+            "stale_after_seconds": self.stale_after.total_seconds(),
+            "lanes": self.lanes(),
         }
         session.execute(
             insert(RuntimeInstance)
@@ -132,13 +139,6 @@ class Identity:
     def forget(self, session: Session) -> None:
         """The process has ended in good order: its row goes."""
         session.execute(delete(RuntimeInstance).where(RuntimeInstance.id == self.worker_id))
-
-
-def forget_dead(session: Session) -> None:
-    """Take processes out of the list that have not been heard of for a day."""
-    unheard = select(RuntimeInstance.id).where(RuntimeInstance.last_seen < NOW - LISTED)
-    dead = unheard.with_for_update(skip_locked=True)  # others may be starting too
-    session.execute(delete(RuntimeInstance).where(RuntimeInstance.id.in_(dead)), execution_options=_UNSYNCHRONIZED)
 
 
 def _or_never(duration: timedelta | None) -> float:

@@ -21,6 +21,8 @@ log = logging.getLogger("awa_sqla.worker")
 
 #: Connections of a worker besides those of its handlers: for its books, its heart, its listener.
 OWN = 12
+#: And for the lanes of maintenance, where it is led.
+UPKEEP = 10
 
 
 def most_of(factory: Any) -> int | None:
@@ -55,7 +57,7 @@ def most_served(factories: Mapping[bool, Any], concurrency: Mapping[str, int]) -
     return min(limits, default=None)
 
 
-async def warn_of_few(connection: AsyncConnection, handlers: int) -> None:
+async def warn_of_few(connection: AsyncConnection, handlers: int, own: int) -> None:
     """Log a warning when the server itself cannot give as many connections as this worker alone may want."""
     allowed = int(
         await connection.scalar(
@@ -65,12 +67,12 @@ async def warn_of_few(connection: AsyncConnection, handlers: int) -> None:
             )
         )
     )
-    if handlers + OWN > allowed:
+    if handlers + own > allowed:
         log.warning(
             "this worker may want %d connections at once (%d transactional handlers and %d of its own), and the server "
             "has %d for everybody: jobs that find none are put back and tried again. Lower the queues' concurrency",
-            handlers + OWN,
+            handlers + own,
             handlers,
-            OWN,
+            own,
             allowed,
         )

@@ -1,4 +1,4 @@
-"""A worker as a process: its event loop, signals and exit status."""
+"""A worker or maintenance as a process: its event loop, signals and exit status."""
 
 from __future__ import annotations
 
@@ -16,9 +16,26 @@ from typing import Any, NoReturn, Protocol, Self
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.worker.forks import in_child
 from awa_sqla.worker.loops import loop_factory
-from awa_sqla.worker.runner import Worker
 
 log = logging.getLogger("awa_sqla.worker")
+
+
+class Process(Protocol):
+    """What can be run until it is stopped: a worker, or maintenance alone."""
+
+    abandoned: int
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *exc: object) -> None: ...
+
+    async def wait(self) -> None: ...
+
+    def request_stop(self) -> None: ...
+
+    def interrupt(self) -> None: ...
+
+    def dump(self) -> str: ...
 
 
 class Reloader(Protocol):
@@ -37,7 +54,7 @@ class Reloader(Protocol):
 
 
 def run_until_stopped(
-    make: Callable[[], Worker],
+    make: Callable[[], Process],
     *,
     uvloop: bool | None = None,
     reloader: Reloader | None = None,
@@ -48,13 +65,13 @@ def run_until_stopped(
     """
     if threading.current_thread() is not threading.main_thread():
         raise ConfigurationError(
-            "run_worker() handles signals and needs the main thread; elsewhere use `async with awa.worker(...)`"
+            "this handles signals and needs the main thread; elsewhere use `async with awa.worker(...)`"
         )
     with asyncio.Runner(loop_factory=loop_factory(uvloop)) as runner:
         return runner.run(_run(make, reloader))
 
 
-async def _run(make: Callable[[], Worker], reloader: Reloader | None) -> int:
+async def _run(make: Callable[[], Process], reloader: Reloader | None) -> int:
     worker = make()
     with ExitStack() as stack:
         signals = stack.enter_context(Signals(worker, asyncio.get_running_loop(), reloads=reloader is not None))
@@ -85,7 +102,7 @@ class Signals:
     a handler of a job blocks the event loop; a thread then does what was asked.
     """
 
-    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop, *, reloads: bool) -> None:
+    def __init__(self, worker: Process, loop: asyncio.AbstractEventLoop, *, reloads: bool) -> None:
         self._worker = worker
         self._loop = loop
         self._reloads = reloads

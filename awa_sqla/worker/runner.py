@@ -23,6 +23,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import sessionmaker
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.maintenance.prune import forget_dead
+from awa_sqla.maintenance.service import Service
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.session.events import Started
@@ -35,8 +37,7 @@ from awa_sqla.worker.dispatch import Claimant, QueueLoop
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.flight import Flight
-from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues, forget_dead
-from awa_sqla.worker.lanes import Lanes
+from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.listen import Listener, notify
 from awa_sqla.worker.loops import check_loop
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
@@ -45,6 +46,7 @@ from awa_sqla.worker.run import Run
 from awa_sqla.worker.survey import rationed, survey
 from awa_sqla.worker.threads import Threads
 from awa_sqla.worker.transaction import around, async_around
+from awa_sqla.worker.upkeep import Upkeep
 from awa_sqla.worker.visible import Visible
 from awa_sqla.worker.waits import Waits
 
@@ -80,6 +82,7 @@ class Worker(Visible):
         self._state: Any = None
         self._stack, self._entered = AsyncExitStack(), False
         self._services: list[asyncio.Task[None]] = []
+        self._upkeep: Service | None = None
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -130,7 +133,7 @@ class Worker(Visible):
         self._identity = Identity(
             self.id, self._app.version, sorted(self._queues), self._app.tasks.kinds, self._app.follow_ups.specs
         )
-        self._identity.concurrency = self._concurrency
+        self._identity.concurrency, self._identity.stale_after = self._concurrency, self._options.stale_after
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
             await session.run_sync(forget_dead)
@@ -144,6 +147,9 @@ class Worker(Visible):
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
         await self._survey()
+        if self._options.maintenance:
+            upkeep = Upkeep(self._engines, self._app, self._identity, woken=self._wake)
+            self._upkeep = (await self._stack.enter_async_context(upkeep)).service
         self._stack.callback(self._finalizer.close)
         self._stack.push_async_callback(_ended, self._services)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
@@ -161,10 +167,8 @@ class Worker(Visible):
             self._spawn(listener.serve)
         self._spawn(self._poll)
         self._spawn(self._waits.serve)
-        self._lanes = Lanes(self._maker, self._engines.alone, self._app, self._options.stale_after, self._wake)
-        if self._options.maintenance:
-            for lane in (self._lanes.promote, self._lanes.rescue, self._lanes.obligations):
-                self._spawn(lane)
+        if self._upkeep is not None:
+            self._spawn(self._upkeep.serve)
 
     async def _prepare_bodies(self) -> None:
         """A body for each task, with a session around the transactional ones; enough connections for all of them."""
@@ -181,7 +185,7 @@ class Worker(Visible):
                 self._bodies[task.kind] = wrap(task, factories[task.is_async])
         self._most = most_served(factories, {name: config.concurrency for name, config in self._queues.items()})
         if factories:
-            await self._engines.check_room(self._concurrency)
+            await self._engines.check_room(self._concurrency, maintenance=self._options.maintenance)
 
     def _factory(self, *, is_async: bool) -> Any:
         if is_async:
@@ -299,8 +303,8 @@ class Worker(Visible):
         if not self._flight.land(run):
             return
         self.finished += 1
-        if not completed:
-            self._lanes.nudge()
+        if not completed and self._upkeep is not None:
+            self._upkeep.nudge()
         self._loops[run.claimed.queue].release()
 
     # ---------------------------------------------------------- stopping

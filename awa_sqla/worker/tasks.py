@@ -10,9 +10,9 @@ from typing import Any, cast
 
 from awa_sqla.args import Backoff, JobArgs, backoff_of, concrete
 from awa_sqla.errors import ConfigurationError, DuplicateKind, TerminalError, UnknownKind
+from awa_sqla.session.trouble import passing
 from awa_sqla.worker.forks import async_confined, confined
 from awa_sqla.worker.outcomes import Failed
-from awa_sqla.worker.trouble import passing
 
 Errors = tuple[type[BaseException], ...]
 

@@ -24,6 +24,7 @@ from awa_sqla.session import callbacks, verbs
 from awa_sqla.session.callbacks import CallbackToken
 from awa_sqla.session.steps import release, reserve
 from awa_sqla.session.target import jobs_connection, refuse_autocommit
+from awa_sqla.session.trouble import passing
 from awa_sqla.worker.context import JobContext
 from awa_sqla.worker.outcomes import (
     Cancel,
@@ -38,7 +39,6 @@ from awa_sqla.worker.outcomes import (
 )
 from awa_sqla.worker.run import outcome_of
 from awa_sqla.worker.tasks import Task
-from awa_sqla.worker.trouble import passing
 
 log = logging.getLogger("awa_sqla.worker")
 

@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from awa_sqla.worker.config import WorkerOptions
+from awa_sqla.worker.config import MaintenanceOptions, WorkerOptions
 from awa_sqla.worker.dispatch import QueueLoop
 from awa_sqla.worker.dump import dump
 from awa_sqla.worker.flight import Flight
@@ -16,7 +16,7 @@ from awa_sqla.worker.health import Health
 
 
 class Visible:
-    """The base of `Worker`."""
+    """The base of `Worker` and `Maintenance`."""
 
     id: str
     #: How many attempts did not end within grace and were put back while still running.
@@ -30,7 +30,7 @@ class Visible:
     #: The thread of the event loop, when there is one.
     _thread = 0
 
-    def __init__(self, version: str, options: WorkerOptions) -> None:
+    def __init__(self, version: str, options: WorkerOptions | MaintenanceOptions) -> None:
         self.version = version
         self._process = os.getpid()
         self._health = Health(options.health, options.stale_after, self)

@@ -70,9 +70,10 @@ class Waits(Books):
                 if run.stop_reason is None:
                     await nudged.wait()
                     nudged = run.nudged
+                stopping = run.stop_reason  # before the look, which else may have been too early to say why
                 answer = await self.look(attempt, token)  # also says when the job has ended, whatever the reason
-                if answer is None and run.stop_reason is not None:
-                    raise WaitInterruptedError(run.stop_reason)
+                if answer is None and stopping is not None:
+                    raise WaitInterruptedError(stopping)
         except StaleJobError:
             raise
         except BaseException:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -27,7 +27,8 @@ from awa_sqla import (
     fail,
     snooze,
 )
-from awa_sqla.models import Queue
+from awa_sqla.maintenance import prune_dead_letters, prune_jobs, prune_records
+from awa_sqla.models import AuditEntry, Queue
 from awa_sqla.models.wakeups import cancel_payload, channel
 from awa_sqla.schema import create_all
 from tests.app import NotifyOps, Welcome
@@ -160,3 +161,19 @@ def test_wake_ups_go_to_the_channel_of_the_other_schema(run: Run, other_url: URL
         heard = list(listening.notifies(timeout=10, stop_after=2))
     assert {note.channel for note in heard} == {channel(OTHER)}
     assert sent[0] in {note.payload for note in heard}
+
+
+def test_retention_finds_the_other_schema(run: Run) -> None:
+    def work(session: Session) -> None:
+        session.add(Queue(queue="default", override_keep_completed_seconds=0, declared_keep_dead_seconds=0))
+        session.add(AuditEntry(at=datetime(2001, 1, 1, tzinfo=UTC), source="cli", verb="v", target="t"))
+        enqueued(session, 2)
+        done, failed = claim(session, "default", limit=2)
+        session.merge(Queue(queue="default", override_dead_letters=True))
+        complete(session, done)
+        fail(session, failed, "never", terminal=True)
+        session.flush()
+        assert (prune_jobs(session), prune_dead_letters(session), prune_records(session).audit_log) == (1, 1, 1)
+        assert [job.kind for job in session.scalars(select(JobRecord))] == ["notify_ops"]
+
+    run(work)

@@ -37,7 +37,7 @@ from awa_sqla import (
 from awa_sqla.maintenance import promote
 from awa_sqla.schema import LATEST, migrate
 from awa_sqla.session import bulk
-from awa_sqla.worker.trouble import passing
+from awa_sqla.session.trouble import passing
 from tests.app import Charge, Order, Signup
 from tests.session.test_unique import Report, holders
 from tests.worlds import Database, World, in_one_world, in_two_worlds

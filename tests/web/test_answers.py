@@ -23,8 +23,8 @@ from awa_sqla import (
     enqueue,
     sign_callback,
 )
+from awa_sqla.session.trouble import passing
 from awa_sqla.web.callbacks import router
-from awa_sqla.worker.trouble import passing
 from tests.app import NotifyOps, Signup
 from tests.web.rig import SECRET, Web, in_one_kind
 from tests.worlds import Database

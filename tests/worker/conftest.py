@@ -16,8 +16,8 @@ from sqlalchemy import URL, Engine
 from sqlalchemy.orm import sessionmaker
 
 from awa_sqla import Awa, JobArgs, Worker, enqueue
+from awa_sqla.maintenance import lanes
 from awa_sqla.session import catalogue
-from awa_sqla.worker import lanes
 
 PATIENCE = 60.0
 
@@ -94,7 +94,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(db_url: URL, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def stage(db_url: URL, engine: Engine, monkeypatch: pytest.MonkeyPatch, an_old_server: None) -> Iterator[Stage]:
     catalogue.forget_cache()
     monkeypatch.setattr(lanes, "OBLIGATIONS", 0.2)  # looks more often than every five seconds
     stage = Stage(db_url, engine)

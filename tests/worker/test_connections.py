@@ -106,7 +106,11 @@ def test_more_handlers_than_the_server_has_connections_is_warned_of(stage, caplo
     stage.app.task(Work, transactional=True)(lambda ctx: None)
     with caplog.at_level(logging.WARNING):
         stage.play()
-    assert "may want 1012 connections at once (1000 transactional handlers and 12 of its own)" in caplog.text
+    assert "may want 1022 connections at once (1000 transactional handlers and 22 of its own)" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        stage.play(maintenance=False)
+    assert "and 12 of its own)" in caplog.text
 
 
 @pytest.mark.parametrize("road", ["async", "def"])

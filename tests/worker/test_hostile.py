@@ -19,9 +19,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import Awa, Backoff, ConfigurationError, JobArgs, QueueConfig
-from awa_sqla.maintenance import rescue
+from awa_sqla.maintenance import lanes, rescue
 from awa_sqla.models.wakeups import channel
-from awa_sqla.worker import lanes
 from awa_sqla.worker.dispatch import QueueLoop
 
 # Connections that a test cuts are dropped by their drivers without a close.

@@ -18,8 +18,8 @@ from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla import Awa, ConfigurationError, JobArgs, QueueConfig, RateLimit, SchemaVersionError, Worker, cancel
+from awa_sqla.maintenance import lanes
 from awa_sqla.schema import create_all, migrate
-from awa_sqla.worker import lanes
 
 ROOT = Path(__file__).parents[2]
 

@@ -25,6 +25,8 @@ from awa_sqla import (
     resume_external,
     retry_external,
 )
+from awa_sqla.worker import run as running
+from awa_sqla.worker.waits import Waits
 
 HOUR = timedelta(hours=1)
 COLOURS = pytest.mark.parametrize("colour", ["async", "def"])
@@ -535,6 +537,34 @@ def test_a_thread_whose_job_is_cancelled_gets_a_stale_job_error(stage: Any) -> N
 
     stage.play(during=from_outside)
     assert [(type(error), error.state) for error in handler.errors] == [(StaleJobError, "cancelled")]  # type: ignore[attr-defined]
+
+
+def test_a_stop_that_comes_while_a_wait_looks_is_followed_by_another_look(stage: Any, monkeypatch: Any) -> None:
+    """The look was too early to see why; the handler must be told what the database knows."""
+    handler = Handler(stage, "def", once)
+    [job] = stage.enqueue(Pay())
+    real, looks = Waits.look, []
+
+    async def look(self: Any, *arguments: Any) -> Any:
+        answer = await real(self, *arguments)
+        if not looks:
+            with stage.sessions.begin() as session:
+                cancel(session, job, reason="changed my mind")
+            for run in self._flight:
+                run.stop(running.CANCELLED)
+        looks.append(answer)
+        return answer
+
+    monkeypatch.setattr(Waits, "look", look)
+
+    async def from_outside(worker: Any) -> None:
+        await handler.waiting()
+        worker._waits.wake(job)
+        await stage.until(lambda: handler.errors)
+
+    stage.play(during=from_outside, notify=False)
+    assert [(type(error), error.state) for error in handler.errors] == [(StaleJobError, "cancelled")]  # type: ignore[attr-defined]
+    assert looks == [None]
 
 
 def test_a_task_that_its_handler_has_left_behind_waits_for_nothing(stage: Any) -> None:

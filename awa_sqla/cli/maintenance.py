@@ -1,0 +1,76 @@
+"""`awa-sqla maintenance`: a process that keeps the tables moving, or one round of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from awa_sqla.cli.finding import Settings
+from awa_sqla.cli.root import EXIT_PRECONDITION, EXIT_UNREACHABLE, Duration, after_verb, leave
+
+
+class Names(click.ParamType[tuple[str, ...]]):
+    """Several names, with commas between them."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ARG002
+        """Split."""
+        return tuple(name.strip() for name in str(value).split(",") if name.strip())
+
+
+@click.command()
+@after_verb
+@click.option("--once", is_flag=True, help="Run every lane until it finds no more to do, and end.")
+@click.option(
+    "--only", type=Names(), metavar="LANE,...", help="Run only these lanes, for instance promote,rescue,cron."
+)
+@click.option("--heartbeat", type=Duration(), default="30s", show_default=True)
+@click.option("--stale-after", type=Duration(), default="90s", show_default=True, help="When a silent worker is dead.")
+@click.option("--health", metavar="[HOST]:PORT", help="Serve /healthz and /readyz there.")
+@click.pass_obj
+def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
+    """Promote, rescue, dispatch what is owed, age, prune, count and fire schedules, without running jobs.
+
+    Of all workers and maintenance processes one leads; the others stand by. Needs only a database; with an app, its
+    follow-ups are dispatched here and its schedules declared. With --once, for cron or serverless use, it prints a line
+    for each lane: its name, what it did, seconds, and its error. Exit status 1: a lane failed; 4: another process
+    leads.
+    """
+    from awa_sqla.app import Awa
+
+    app = settings.find_app()
+    database = settings.database(app)
+    app = app or Awa()
+    with _statuses():
+        if not once:
+            sys.exit(app.run_maintenance(database, **options))
+        fares = asyncio.run(app.maintenance(database, **options).once())
+    if fares is None:
+        leave("another process leads maintenance; nothing was done", EXIT_PRECONDITION)
+    for name, fare in fares.items():
+        error = f"\t{fare['error']}" if fare["error"] else ""
+        click.echo(f"{name}\t{fare['done']}\t{fare['seconds']:.3f}{error}")
+    sys.exit(1 if any(fare["failures"] for fare in fares.values()) else 0)
+
+
+@contextmanager
+def _statuses() -> Generator[None, None, None]:
+    """What ends the process, as an exit status."""
+    from sqlalchemy.exc import DBAPIError
+
+    from awa_sqla.errors import AwaError, SchemaVersionError
+
+    try:
+        yield
+    except SchemaVersionError as exc:
+        leave(str(exc), EXIT_PRECONDITION)
+    except AwaError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except (DBAPIError, OSError) as exc:
+        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)

@@ -1,0 +1,95 @@
+"""The lease that says which process leads: one row, by the database's clock.
+
+No session-level lock and no connection that must stay the same, so it works behind any pooler. A leader is fenced by
+nothing but time, and need not be: every lane bears two.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Executable,
+    Integer,
+    Text,
+    bindparam,
+    case,
+    cast,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert
+
+from awa_sqla.models.upkeep import Leader
+from awa_sqla.session.statements import AS_OF, NOW, seconds
+
+NAME = "maintenance"
+
+
+class Standing(NamedTuple):
+    """What one look at the lease found: whether it is ours, the term, and the database's clock and age."""
+
+    leads: bool
+    term: int
+    now: datetime
+    #: How long the server has been up.
+    up: timedelta
+
+
+_since_start: Any = func.pg_postmaster_start_time()
+_ours = Leader.holder == bindparam("candidate", type_=Text)
+
+# A standby only reads: with ON CONFLICT it would lock the row, and leave a dead version behind each time.
+_LOOK = select(
+    func.coalesce(func.bool_or(_ours & (Leader.expires_at > AS_OF)), False),
+    func.coalesce(func.bool_or(Leader.expires_at > AS_OF), False),
+    func.coalesce(func.max(Leader.term), 0),
+    NOW,
+    NOW - _since_start,
+).where(Leader.name == bindparam("lease_name", type_=Text))
+
+_new = insert(Leader).values(
+    name=bindparam("lease_name", type_=Text),
+    holder=bindparam("candidate", type_=Text),
+    expires_at=NOW + seconds("lease"),
+)
+_changed = Leader.holder != _new.excluded.holder
+_HOLD: Executable = _new.on_conflict_do_update(
+    index_elements=[Leader.name],
+    set_={
+        "holder": _new.excluded.holder,
+        "expires_at": NOW + seconds("lease"),
+        "term": Leader.term + cast(case((_changed, 1), else_=0), Integer),
+        "acquired_at": case((_changed | (Leader.expires_at <= AS_OF), NOW), else_=Leader.acquired_at),
+    },
+    where=~_changed | (Leader.expires_at <= AS_OF),
+).returning(cast(Leader.term, BigInteger), NOW, NOW - _since_start)
+
+_RELEASE = (
+    update(Leader)
+    .where(Leader.name == bindparam("lease_name", type_=Text), _ours)
+    .values(expires_at=NOW)
+    .execution_options(synchronize_session=False)
+)
+
+
+def look(connection: Connection, holder: str, name: str = NAME) -> tuple[Standing, bool]:
+    """How the lease stands, and whether anybody has it. One statement, which only reads."""
+    ours, taken, term, now, up = connection.execute(_LOOK, {"lease_name": name, "candidate": holder}).one()
+    return Standing(ours, term, now, up), taken
+
+
+def hold(connection: Connection, holder: str, lease: timedelta, name: str = NAME) -> Standing | None:
+    """Take the lease or renew it, from now on for `lease`; None when another process has it. One statement."""
+    parameters = {"lease_name": name, "candidate": holder, "lease": lease.total_seconds()}
+    row = connection.execute(_HOLD, parameters).one_or_none()
+    return None if row is None else Standing(leads=True, term=row[0], now=row[1], up=row[2])
+
+
+def release(connection: Connection, holder: str, name: str = NAME) -> None:
+    """Give the lease up, if it is ours, for the next process to take at once. One statement."""
+    connection.execute(_RELEASE, {"lease_name": name, "candidate": holder})

@@ -1,0 +1,70 @@
+"""Maintenance in a process of ours: the lanes over its engines, with what its app adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack
+from typing import Any
+
+from sqlalchemy.ext.asyncio import async_sessionmaker
+
+from awa_sqla.maintenance.lanes import Duties, Lanes, Means
+from awa_sqla.maintenance.leader import NAME
+from awa_sqla.maintenance.leadership import Contact, Leadership
+from awa_sqla.maintenance.service import Service
+from awa_sqla.worker.application import Application
+from awa_sqla.worker.engines import Engines
+from awa_sqla.worker.heartbeat import Identity
+from awa_sqla.worker.threads import Threads
+
+#: Threads for what the app computes when a schedule fires.
+THREADS = 4
+
+
+class Upkeep(AsyncExitStack):
+    """The lanes of a process, for `async with` around `service.serve()`: at its end, another process may lead.
+
+    `only` names lanes; they then stand for election among processes that run the same ones.
+    """
+
+    def __init__(
+        self,
+        engines: Engines,
+        app: Application,
+        identity: Identity,
+        *,
+        woken: Callable[[frozenset[str]], None] | None = None,
+        only: Iterable[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.maker = async_sessionmaker(engines.upkeep, expire_on_commit=False)
+        app.attach(self.maker)
+        self._threads = Threads(THREADS)
+        self.callback(self._threads.close)
+        chosen = None if only is None else sorted(set(only))
+        stale_after = identity.stale_after
+        pace = stale_after.total_seconds() / 3
+        contact = Contact(max(pace, 1.0))
+        name = NAME if chosen is None else f"{NAME}: {', '.join(chosen)}"
+        leadership = Leadership(engines.alone, identity.worker_id, contact, pace=pace, name=name)
+        self.push_async_callback(leadership.release)
+        means = Means(self.maker, engines.looks, self._call)
+        duties = Duties(app.tasks.backoff, app.follow_ups.specs)
+        self.service = Service(Lanes(means, duties, stale_after, contact, woken), leadership, only=chosen)
+        identity.lanes = self.service.fares
+
+    async def _call(self, function: Callable[[], Any]) -> Any:
+        """What a function of the app returns, in a thread; what it raises is raised."""
+
+        def contained() -> tuple[Any, BaseException | None]:
+            try:
+                return function(), None
+            except BaseException as exc:  # noqa: BLE001 - carried over
+                return None, exc
+
+        returned, error = await self._threads.run(contained)
+        if isinstance(error, Exception):
+            raise error
+        if error is not None:  # SystemExit and its like must not end the process
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
+        return returned
