@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tests.races.matrix import (
-    ATTENDED_STARTS,
-    ATTENDING_RULES,
-    CALLBACK_RULES,
-    PLAIN_STARTS,
-    RULES,
-    STARTS,
-    Verdict,
-    judge,
-)
+from tests.races.matrix import ATTENDING_RULES, CALLBACK_RULES, RESCUES, RULES, Verdict, judge
+from tests.races.starts import ATTENDED_STARTS, OVERDUE_STARTS, PLAIN_STARTS, STARTS
 
 ENDS = ("commit", "rollback", "rollback to a savepoint")
 WINNERS = ("first", "second", "both", "neither")
@@ -48,15 +40,30 @@ class Cell:
 
 
 #: What these do depends on the attempts that are left, or on the queue's dead letters.
-LIMITED = {"rescue", "fail_external"}
+LIMITED = {*RESCUES, "fail_external"}
 
 #: What the races are about where a handler waits, or has its answer: in the others it is as if it ran.
 ABOUT = {
     "attended": {"attend", "go_on", "resume_external", "thief"},
-    "attended-silent": {"rescue"},
-    "attended-expired": {"rescue"},
+    "attended-silent": {"rescue_stale"},
+    "attended-expired": {"rescue_callbacks"},
     "answered": {"attend", "park"},
 }
+
+
+def other_rescues(start: str) -> set[str]:
+    """The rescues that the short matrix leaves out: all but the one that takes the job, if one does."""
+    own = [name for name in RESCUES if RULES[name].takes(STARTS[start])] or ["rescue_stale"]
+    return RESCUES.keys() - own
+
+
+def ends_beside(start: str, first: str, second: str) -> tuple[str, ...]:
+    """How the first's transaction ends, of what the short matrix leaves out: every rescue meets every operation in
+    every job, if either of the two finds something to do.
+    """
+    raced = RESCUES.keys() if start in OVERDUE_STARTS else other_rescues(start)
+    takes = any(RULES[name].takes(STARTS[start]) for name in (first, second))
+    return ENDS[:2] if raced & {first, second} and takes else ()
 
 
 def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
@@ -68,10 +75,13 @@ def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
     * In the last attempt, one of the two is of those that it makes a difference to.
     * A verb of waits meets those that find something to do as well. Where a handler waits, the job is its attempt's as
       if it ran: raced is what the start is `ABOUT`, with everything, and everything with itself.
+    * One rescue, and no job that is overdue: `ends_beside` has the others.
     """
     job, pair = STARTS[start], {first, second}
     one, two = (RULES[name].takes(job) for name in (first, second))
-    if start in ATTENDED_STARTS:
+    if start in OVERDUE_STARTS or other_rescues(start) & pair:
+        raced = False
+    elif start in ATTENDED_STARTS:
         raced = (one or two) and (first == second or bool(ABOUT[start] & pair))
     elif ATTENDING_RULES.keys() & pair:
         raced = one and two
@@ -85,16 +95,18 @@ def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
     return () if not raced else ENDS[:1] if once else ENDS[:2]
 
 
-def cells(*, long: bool = False) -> Iterator[Cell]:
+def cells(*, long: bool = False, beside: bool = False) -> Iterator[Cell]:
     """Every ordered pair in every starting state, committed and rolled back, but for those that tell nothing more.
 
     Flushed before the race or not alternates from pair to pair, and from state to state; a `long` matrix has both,
-    rolls back to a savepoint as well, and leaves no pair out.
+    rolls back to a savepoint as well, and leaves no pair out. What is `beside` the short one is the rescues that it
+    leaves out.
     """
+    short = ends_beside if beside else ends_raced
     for at, start in enumerate(STARTS):
         for row, first in enumerate(RULES):
             for column, second in enumerate(RULES):
                 flushed = (at + row + column) % 2 == 0
-                for end in ENDS if long else ends_raced(start, first, second):
+                for end in ENDS if long else short(start, first, second):
                     for also in (flushed, not flushed) if long else (flushed,):
                         yield Cell(start, first, second, end, also)

@@ -104,6 +104,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.line(f"{_totals['cells']} cells: {ends}; won by {winners}")
     terminalreporter.line(f"{_totals['claims']} lost claims, {_totals['looks']} cancels of a job that moves")
     terminalreporter.line(f"{_totals['deliveries']} callbacks delivered twice at once")
+    terminalreporter.line(f"{_totals['dead letters']} last attempts failed and rescued at once")
     terminalreporter.line(f"{_totals['keys']} cells about a key: {_counted('key ', ENDS)};")
     terminalreporter.line(f"    the second {_waits()}")
     terminalreporter.line(f"{_totals['orders']} batches of keys in different orders")

@@ -11,9 +11,9 @@ from tests.races.keys import MASKS, ROADS, VERBS, Verdict, Wait, World, judge, s
 from tests.races.matrix import RULES
 
 #: What a job that is on its last attempt does otherwise than any other running job.
-LAST = ("fail", "retry_after", "rescue")
+LAST = ("fail", "retry_after", "rescue_stale")
 #: What claims the key in a savepoint of its own: PostgreSQL lets nobody go on before the whole transaction has ended.
-NESTED = ("follow_up_raise", "rescue", "promote")
+NESTED = ("follow_up_raise", "rescue_stale", "promote")
 STATES = ("available", "running", "scheduled", "retryable")
 #: A dead letter may hold its key for ever.
 LAST_STATES = {"live": ("last",), "pending": ("last",), "available": (), "all": ("last-kept",)}

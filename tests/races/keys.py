@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from tests.races.matrix import RULES, STARTS, Answer, Job, cancelled
+from tests.races.matrix import RULES, Answer, cancelled
+from tests.races.starts import STARTS, Job
 
 MASKS = {
     "live": frozenset({"scheduled", "available", "running", "retryable", "waiting_external"}),
@@ -27,10 +28,10 @@ MASKS = {
         {"scheduled", "available", "running", "completed", "retryable", "failed", "cancelled", "waiting_external"}
     ),
 }
-SWEEPS = ("rescue", "promote")
+SWEEPS = ("rescue_stale", "promote")
 VERBS = (
     *("claim", "complete", "complete_many", "fail", "fail_terminal", "retry_after"),
-    *("snooze", "put_back", "cancel_id", "rescue", "promote"),
+    *("snooze", "put_back", "cancel_id", "rescue_stale", "promote"),
 )
 
 
@@ -172,7 +173,7 @@ def _verb(name: str, me: str, sight: Sight) -> Done:
             return Done(sight.world, nothing, rows)
         if not claimed and name in SWEEPS:
             gone = cancelled(job, f"duplicate of job {{{sight.world.holder}}}", owed=True)
-            said = Said(Answer.WON) if name == "rescue" else nothing
+            said = Said(Answer.WON) if name == "rescue_stale" else nothing
             return Done(sight.world.having(me, gone), said, rows)
         if not claimed:
             return Done(sight.world, Said(Answer.REFUSED, sight.world.holder), rows)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+
+from tests.races.starts import CALLED, Job
 
 
 class Answer(StrEnum):
@@ -30,81 +31,6 @@ class Answer(StrEnum):
     NOTHING = "nothing taken"
     SKIPPED = "left out as a duplicate"
     REFUSED = "UniqueConflict"
-
-
-@dataclass(frozen=True)
-class Job:
-    """A job, as far as races are concerned."""
-
-    state: str
-    store: str = "hot"
-    attempt: int = 0
-    max_attempts: int = 5
-    lease: int = 0
-    """0 is the lease that both racers hold; every further claim counts one up."""
-    silent: bool = False
-    """Whether the worker has not beaten for long."""
-    keeps_dead_letters: bool = False
-    callback: str | None = None
-    """Whose answer it waits for: "known" is the token that both racers have, "other" one that they do not have."""
-    expired: bool = False
-    """Whether the callback should have come by now."""
-    attended: bool = False
-    """Whether its handler waits for the callback: then it is still its attempt's."""
-    answer: str | None = None
-    """To whose callback it has an answer: "known" is that of the token that both racers have."""
-    errors: tuple[tuple[str, str, int], ...] = ()
-    snoozes: int = 0
-    progress: float | None = None
-    result: object = None
-    reason: str | None = None
-    children: tuple[str, ...] = ()
-    owed: tuple[str, ...] = ()
-
-    def becomes(self, state: str, **changes: Any) -> Job:
-        """The job in another state; its callback ends with its attempt, an answer also when it is parked."""
-        callback = self.callback if state in CALLED else None
-        answer = self.answer if state == "running" else None
-        return replace(self, state=state, **{"callback": callback, "attended": False, "answer": answer, **changes})
-
-    @property
-    def has_worker(self) -> bool:
-        """Whether it is some attempt's: it runs, or its handler waits."""
-        return self.state == "running" or self.attended
-
-
-#: A job in one of these states can have a callback.
-CALLED = ("running", "waiting_external")
-
-#: Nobody has called, or will.
-PLAIN_STARTS = {
-    "available": Job("available"),
-    "running": Job("running", attempt=1, silent=True, progress=10),
-    "stolen": Job("running", attempt=2, lease=1, silent=True, progress=10),
-    "last": Job("running", attempt=5, silent=True, progress=10),
-    "last-kept": Job("running", attempt=5, silent=True, progress=10, keeps_dead_letters=True),
-    "scheduled": Job("scheduled", "scheduled"),
-    "retryable": Job("retryable", "scheduled", attempt=1, errors=(("before", "error", 1),)),
-    "owed": Job("completed", attempt=1, owed=("completed",)),
-}
-_waiting = Job("waiting_external", attempt=1, progress=10, callback="known")
-STARTS = PLAIN_STARTS | {
-    "registered": replace(PLAIN_STARTS["running"], callback="known"),
-    "registered-anew": replace(PLAIN_STARTS["running"], callback="other"),
-    "registered-by-thief": replace(PLAIN_STARTS["stolen"], callback="other"),
-    "waiting": _waiting,
-    "expired": replace(_waiting, expired=True),
-    "expired-last": replace(_waiting, expired=True, attempt=5),
-    "expired-last-kept": replace(_waiting, expired=True, attempt=5, keeps_dead_letters=True),
-}
-#: A handler waits, or has its answer.
-ATTENDED_STARTS = {
-    "attended": replace(_waiting, attended=True),
-    "attended-silent": replace(_waiting, attended=True, silent=True),
-    "attended-expired": replace(_waiting, attended=True, expired=True),
-    "answered": replace(PLAIN_STARTS["running"], answer="known"),
-}
-STARTS |= ATTENDED_STARTS
 
 
 # ------------------------------------------------------------------------------------------------------ the rules
@@ -170,13 +96,24 @@ def _is_lost(job: Job) -> bool:
     return job.silent and job.has_worker
 
 
-def _rescue(job: Job) -> Job:
-    lost = _is_lost(job)
-    noted = _noted(job, "heartbeat stale: worker presumed dead" if lost else "callback timed out", "rescue")
-    if job.attempt < job.max_attempts:
-        return noted.becomes("retryable", store="scheduled", owed=(*job.owed, "rescued"))
-    gone = _gone(noted, "heartbeat_stale" if lost else "callback_timeout")
-    return replace(gone, owed=(*job.owed, "exhausted", "rescued"))
+def _is_overdue(job: Job) -> bool:
+    return job.state == "running" and job.overdue and not _is_lost(job)
+
+
+def _is_uncalled(job: Job) -> bool:
+    return job.state == "waiting_external" and job.expired and not _is_lost(job)
+
+
+def _rescue(takes: Callable[[Job], bool], error: str, letter: str) -> Rule:
+    """What a rescue does with a job that is late in its way; what nobody attends any more is late in one way only."""
+
+    def does(job: Job) -> Job:
+        noted = _noted(job, error, "rescue")
+        if job.attempt < job.max_attempts:
+            return noted.becomes("retryable", store="scheduled", owed=(*job.owed, "rescued"))
+        return replace(_gone(noted, letter), owed=(*job.owed, "exhausted", "rescued"))
+
+    return Rule(takes, does, Answer.NOTHING, waits=False)
 
 
 def _snooze(job: Job) -> Job:
@@ -239,6 +176,11 @@ def _called(does: Callable[[Job], Job], *states: str) -> Rule:
 _ended = ("completed", "failed", "cancelled")
 _by_id = Rule(lambda job: job.state not in _ended, _cancel, otherwise=Answer.NONE)
 
+RESCUES = {
+    "rescue_stale": _rescue(_is_lost, "heartbeat stale: worker presumed dead", "heartbeat_stale"),
+    "rescue_overdue": _rescue(_is_overdue, "hard deadline exceeded", "deadline_exceeded"),
+    "rescue_callbacks": _rescue(_is_uncalled, "callback timed out", "callback_timeout"),
+}
 RULES = {
     "claim": Rule(lambda job: job.state == "available", _claim, Answer.NOTHING, waits=False),
     "complete": _fenced(_complete),
@@ -253,12 +195,7 @@ RULES = {
     "cancel_attempt": _fenced(_cancel),
     "set_progress": _fenced(lambda job: replace(job, progress=50)),
     "beat": _fenced(lambda job: replace(job, silent=False), Answer.NOTHING, waits=False),
-    "rescue": Rule(
-        lambda job: _is_lost(job) or (job.state == "waiting_external" and job.expired),
-        _rescue,
-        Answer.NOTHING,
-        waits=False,
-    ),
+    **RESCUES,
     "promote": Rule(
         lambda job: job.store == "scheduled",
         lambda job: job.becomes("available", store="hot"),

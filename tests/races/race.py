@@ -25,7 +25,8 @@ from awa_sqla import Attempt, FollowUps
 from awa_sqla.session.events import EVENTS
 from tests.app import NotifyOps, Order, Signup
 from tests.races.cells import Cell
-from tests.races.matrix import RULES, STARTS, Answer, Job
+from tests.races.matrix import RULES, Answer
+from tests.races.starts import STARTS, Job
 from tests.races.verbs import RACERS, Scene, Told, new_token, told
 from tests.worlds import PATIENCE, AsyncWorld, Database, World
 
@@ -137,7 +138,7 @@ def follow_all(follow_ups: FollowUps) -> None:
 # ------------------------------------------------------------------------------------------------------ the stage
 _COMMITTED = """
     SELECT job.*, heartbeat_at < now() - interval '30 min' AS silent,
-        callback_timeout_at < now() AS expired,
+        callback_timeout_at < now() AS expired, COALESCE(deadline_at < now(), false) AS overdue,
         (SELECT dlq_reason FROM dlq_entries WHERE id = job.id),
         ARRAY(SELECT parent_outcome FROM jobs WHERE parent_id = job.id) AS children,
         ARRAY(SELECT outcome FROM follow_up_obligations WHERE job_id = job.id) AS owed,
@@ -168,7 +169,9 @@ class Stage:
         errors = [json.dumps({"error": e, "type": t, "attempt": a}) for e, t, a in start.errors]
         progress = {"percent": start.progress, "message": None, "metadata": {}}
         ended = "now()" if start.state in ("retryable", "completed") else "NULL"
-        beat = "now() - interval '1 hour'" if start.silent else "now()" if start.attended else "NULL"
+        beats = start.attended or start.overdue
+        beat = "now() - interval '1 hour'" if start.silent else "now()" if beats else "NULL"
+        deadline = "now() - interval '1 hour'" if start.overdue else "NULL"
         before = self.database.value("SELECT nextval('run_lease_seq')") if start.lease else None
         token = new_token()
         callback = {"known": token.id, "other": uuid4(), None: None}[start.callback]
@@ -177,10 +180,10 @@ class Stage:
         table = "scheduled_jobs" if start.store == "scheduled" else "jobs_hot"
         [(job_id, lease)] = self.database.rows(
             f"INSERT INTO {table} "
-            "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, errors, "
-            "progress, callback_id, callback_timeout_at, attended_at, callback_answer) "
-            "VALUES ('signup', %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
-            f"{beat}, {ended}, %s::jsonb[], %s, %s, {wait}, {'now()' if start.attended else 'NULL'}, %s) "
+            "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, deadline_at, "
+            "errors, progress, callback_id, callback_timeout_at, attended_at, callback_answer) VALUES "
+            "('signup', %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
+            f"{beat}, {ended}, {deadline}, %s::jsonb[], %s, %s, {wait}, {'now()' if start.attended else 'NULL'}, %s) "
             "RETURNING id, run_lease",
             queue,
             start.state,
@@ -223,6 +226,7 @@ class Stage:
             "progress": (row.progress and row.progress["percent"], end.progress),
             "result": (row.result, end.result),
             "silence": (row.silent, end.silent if end.has_worker else None),
+            "lateness": (row.overdue, end.overdue),
             "attendance": (row.attended_at is not None, end.attended),
             "answer": (named.get(answer["callback"], "other"), end.answer),
             "payload": (answer["payload"], 1),

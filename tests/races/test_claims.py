@@ -9,8 +9,9 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from awa_sqla import Attempt, Job, claim, complete
 from tests.races.conftest import Tally
-from tests.races.matrix import FENCED, RULES, STARTS
+from tests.races.matrix import FENCED, RULES
 from tests.races.race import Rival, Stage, go_on_with, opened
+from tests.races.starts import STARTS
 from tests.races.verbs import ON_OBJECTS, RACERS, Scene, told
 from tests.worlds import World
 

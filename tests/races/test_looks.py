@@ -9,8 +9,9 @@ from sqlalchemy import event, inspect
 
 from awa_sqla import Job, cancel
 from tests.races.conftest import Tally
-from tests.races.matrix import RULES, STARTS
+from tests.races.matrix import RULES
 from tests.races.race import Stage, opened
+from tests.races.starts import STARTS
 from tests.worlds import Database, World, in_two_worlds
 
 #: A cancel looks at one table, at the other, at the view, and begins anew: two rounds.

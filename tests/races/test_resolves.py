@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 
 from awa_sqla import CallbackNotFound, complete_external, fail_external, resume_external, retry_external
 from tests.races.conftest import Tally
-from tests.races.matrix import RULES, STARTS
+from tests.races.matrix import RULES
 from tests.races.race import Rival, Stage
+from tests.races.starts import STARTS
 from tests.races.verbs import Scene
 from tests.worlds import PATIENCE, World, in_two_worlds
 

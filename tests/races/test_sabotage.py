@@ -30,6 +30,18 @@ ROWS = {
         "psycopg-available-claim",
         ["available: claim ends by commit, claim races\n    the second got won, not nothing taken"],
     ),
+    "rescue": (
+        "test_matrix.py",
+        "psycopg-running-complete or psycopg-running-beat or psycopg-running-rescue",
+        [
+            f"running: {first} ends by {end}[^\n]*, rescue_stale races\n    {what}"
+            for first, end, what in (
+                ("complete", "rollback", "the second got won, not nothing taken"),
+                ("rescue_stale", "commit", "NoResultFound"),
+                ("beat", "commit", "the second got won, not nothing taken"),
+            )
+        ],
+    ),
     "ledger": (
         "test_matrix.py",
         "psycopg-running-complete",
