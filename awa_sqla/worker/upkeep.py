@@ -42,7 +42,7 @@ class Upkeep(AsyncExitStack):
         chosen = None if only is None else sorted(set(only))
         stale_after = identity.stale_after
         pace = stale_after.total_seconds() / 3
-        contact = Contact(max(pace, 1.0))
+        contact = Contact(max(stale_after.total_seconds() / 2, 1.0))  # a heart that missed so much is not stale yet
         name = NAME if chosen is None else f"{NAME}: {', '.join(chosen)}"
         leadership = Leadership(engines.alone, identity.worker_id, contact, pace=pace, name=name)
         self.push_async_callback(leadership.release)
