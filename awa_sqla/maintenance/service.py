@@ -90,7 +90,6 @@ class Service:
     def __init__(self, lanes: Lanes, leadership: Leadership, *, only: Collection[str] | None = None) -> None:
         self._leadership = leadership
         self._nudged = asyncio.Event()
-        lanes.leading = leadership.leading
         self.lanes = [lane for lane in _all(lanes) if only is None or lane.name in only]
 
     @property
@@ -156,7 +155,7 @@ class Service:
 
 
 def _all(lanes: Lanes) -> list[Lane]:
-    everywhere = {"promote", "obligations"} | ({"cron"} if lanes.builds else set())
+    everywhere: set[str] = {"promote", "obligations"} | ({"cron"} if lanes.builds else set[str]())
     names = [name for name in LANES if name != "obligations" or lanes.owes]
     return [Lane(name, getattr(lanes, name), everywhere=name in everywhere) for name in names]
 

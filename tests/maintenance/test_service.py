@@ -113,7 +113,7 @@ def test_maintenance_alone_keeps_the_tables_moving(place, monkeypatch):
 
 
 def test_of_several_processes_one_leads_and_another_takes_over(place, monkeypatch):
-    monkeypatch.setattr(leadership, "RENEWAL", 0.05)
+    monkeypatch.setattr(leadership, "RENEWALS", 300)
 
     async def scene(*processes: Any) -> None:
         await place.until(lambda: any(one.leads for one in processes))
@@ -215,7 +215,7 @@ def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypa
 
     for name in lanes.LANES:
         monkeypatch.setattr(Lanes, name, hanging)
-    monkeypatch.setattr(leadership, "RENEWAL", 0.1)
+    monkeypatch.setattr(leadership, "RENEWALS", 150)
     place.app.on_completed(Work, name="spec")(lambda event: Next())
 
     def lease() -> Any:
@@ -233,7 +233,7 @@ def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypa
 
 def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkeypatch):
     """A database that was away for long makes every attempt look as if its worker were gone."""
-    monkeypatch.setattr(leadership, "RENEWAL", 0.05)
+    monkeypatch.setattr(leadership, "RENEWALS", 300)
     waits: list[float] = []
     real = Lanes.rescue_stale
 
@@ -251,13 +251,13 @@ def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkey
         await place.until(lambda: waits)
         dead_attempts(place)
         moved[0] = 40.0  # seconds without a word from the database, more than a third of stale_after
-        await place.until(lambda: process._service._leadership._contact.lasted() < 35)
+        await place.until(lambda: process._service._leadership.contact.lasted() < 35)
         found = await process._service.lanes[1].work()
         assert 40 < found.pause <= 45
         assert states(place) == ["running"]
         moved[0] += 20.0
         moved[0] += 26.0
-        process._service._leadership._contact._since -= 46
+        process._service._leadership.contact._since -= 46
         found = await process._service.lanes[1].work()
         assert found.done == 1
         assert states(place) == ["retryable"]
