@@ -57,7 +57,7 @@ _LOOK = select(
 
 
 def _hold() -> Any:
-    new = insert(Leader).values(
+    new: Any = insert(Leader).values(
         name=bindparam("lease_name", type_=Text),
         holder=bindparam("candidate", type_=Text),
         expires_at=NOW + seconds("lease"),
