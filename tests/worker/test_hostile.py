@@ -284,6 +284,22 @@ def test_many_dead_attempts_are_rescued_one_batch_after_the_other(stage, monkeyp
     assert all(job.errors[0]["type"] == "rescue" for job in stage.jobs())
 
 
+@pytest.mark.beside
+def test_an_attempt_that_dies_later_is_rescued_where_the_leader_looks_seldom(stage):
+    """A silent worker is dead after three seconds: the leader renews its lease once a second, which is no gap in its
+    contact with the database.
+    """
+    stage.app.task(Next)(nothing)
+    stage.enqueue(Work())
+    stage.sql(
+        "UPDATE awa.jobs_hot SET state = 'running', attempt = 1, run_lease = nextval('awa.run_lease_seq'), "
+        "heartbeat_at = clock_timestamp()"
+    )
+    patience = timedelta(seconds=3)
+    stage.play(lambda: "running" not in stage.states(), heartbeat=patience / 3, stale_after=patience)
+    assert stage.jobs()[0].errors[0]["type"] == "rescue"
+
+
 def test_a_job_that_ends_while_a_lost_claim_is_looked_for_is_not_run_again(stage, monkeypatch):
     runs: list[float] = []
     asked, lost = asyncio.Event(), asyncio.Event()
