@@ -14,11 +14,13 @@ from uuid import UUID
 import pytest
 from sqlalchemy import Engine, create_engine, event, select, text
 
+from awa_sqla.maintenance.firing import _FAILED, FIRE_BUILT, FIRE_STORED
 from awa_sqla.maintenance.obligations import _due, _settled_by
 from awa_sqla.maintenance.promote import _NEXT, _PROMOTE, _WAIT
 from awa_sqla.maintenance.rescue import _EXPIRED, _STALE, _UNATTENDED
 from awa_sqla.models.records import Obligation
 from awa_sqla.session import batch_statements, callback_statements, statements
+from awa_sqla.session.periodic import JOB_COLUMNS
 from awa_sqla.worker import heartbeat, survey, waits
 
 FILL = """
@@ -34,6 +36,8 @@ INSERT INTO awa.scheduled_jobs (kind, queue, args, state, run_at)
 SELECT 'work', 'q' || n % 50, '{}', 'scheduled', now() + n * interval '1 s' FROM generate_series(1, 100000) AS n;
 INSERT INTO awa.follow_up_obligations (job_id, kind, outcome, spec, snapshot, next_attempt_at)
 SELECT n, 'work', 'completed', 'spec', '{}', CASE WHEN n % 100 = 0 THEN now() END FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.cron_jobs (name, cron_expr, kind, queue, args)
+SELECT 's' || n, '0 3 * * *', 'work', 'q', '{}' FROM generate_series(1, 100000) AS n;
 """
 
 HOT = {
@@ -58,6 +62,9 @@ HOT = {
     "lock by callback": (callback_statements.LOCK, {"ix_jobs_hot_callback"}),
     "look": (callback_statements.LOOK, {"jobs_hot_pkey"}),
     "waits that are over": (waits._OVER, {"ix_jobs_hot_attended"}),
+    "fire": (FIRE_STORED, {"cron_jobs_pkey"}),
+    "fire what was built": (FIRE_BUILT, {"cron_jobs_pkey"}),
+    "schedule that fails": (_FAILED, {"cron_jobs_pkey"}),
     "any obligation": (
         select(select(Obligation.id).where(*_settled_by([("work", "completed", "spec")])).exists()),
         {"ix_follow_up_obligations_due"},
@@ -85,11 +92,20 @@ VALUES = {
     "queues": ["q1"],
     "most": 100,
     "stale_after": 90.0,
+    "of_name": "s1",
+    "seen": None,
+    "since": None,
+    "expr": "0 3 * * *",
+    "zone": "UTC",
+    "tick": None,
+    "mark": {},
+    "error": "",
+    **dict.fromkeys([f"job_{name}" for name in JOB_COLUMNS]),
 }
 
 #: Either of the two finds a running row by its id.
 SAME = {"ix_jobs_hot_running": "jobs_hot_pkey"}
-LARGE = {"jobs_hot", "scheduled_jobs", "follow_up_obligations"}
+LARGE = {"jobs_hot", "scheduled_jobs", "follow_up_obligations", "cron_jobs"}
 
 
 @pytest.fixture(scope="module", params=["without statistics", "with statistics"])
