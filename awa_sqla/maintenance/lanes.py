@@ -113,6 +113,7 @@ class Lanes:
         self._stale_after = stale_after
         self._leadership = leadership
         self._woken = woken
+        self._told = 0
         self._cron = Cron(means.maker, duties.periodics, leading=leadership.leading, call=means.call)
 
     async def close(self) -> None:
@@ -128,6 +129,11 @@ class Lanes:
     def builds(self) -> bool:
         """Whether only this app can build what some of its schedules enqueue."""
         return any(periodic.builds for periodic in self._duties.periodics)
+
+    @property
+    def building(self) -> bool:
+        """Whether the app is building what a schedule enqueues."""
+        return self._cron.building
 
     async def promote(self) -> Pass:
         """Make due jobs available; the next pass is when the next one is due, but of a standby when it put one back."""
@@ -182,9 +188,9 @@ class Lanes:
 
     async def cron(self) -> Pass:
         """Fire the schedules that are due."""
-        before = self._cron.fired
         wait = await self._cron.look()
-        return Pass(self._cron.fired - before, wait)
+        told, self._told = self._told, self._cron.fired
+        return Pass(self._told - told, wait)
 
     async def obligations(self) -> Pass:
         """Dispatch what is owed."""

@@ -88,6 +88,7 @@ class Service:
     """All lanes of one process."""
 
     def __init__(self, lanes: Lanes, leadership: Leadership, *, only: Collection[str] | None = None) -> None:
+        self._lanes = lanes
         self._leadership = leadership
         self._nudged = asyncio.Event()
         self.lanes = [lane for lane in _all(lanes) if only is None or lane.name in only]
@@ -123,7 +124,11 @@ class Service:
         try:
             for lane in self.lanes:
                 ends = time.monotonic() + lane.budget
-                while (found := await lane.run()) is not None and found.pause == 0 and time.monotonic() < ends:
+                while (found := await lane.run()) is not None and time.monotonic() < ends:
+                    if found.pause:
+                        if not self._lanes.building:
+                            break
+                        await asyncio.sleep(BREATH)
                     if not await self._leadership.seek():  # renews it
                         return False
         finally:
