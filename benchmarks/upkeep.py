@@ -1,9 +1,9 @@
 """`python benchmarks/upkeep.py`: what maintenance costs at a million finished jobs.
 
 Fills a database, looks at one pass of every lane (its plans, the rows it reads, its time) with and without statistics,
-and with an old snapshot that keeps dead rows from being vacuumed; then deletes all finished jobs in batches while others
-enqueue, claim and complete, and watches dead rows, autovacuum and the latency of claims. Needs `awa_sqla[embedded]`, or
-`AWA_BENCH_DATABASE_URL`.
+and with an old snapshot that keeps dead rows from being vacuumed. Then deletes all finished jobs in batches while
+others enqueue, claim and complete, and watches dead rows, autovacuum and the latency of claims. Needs
+`awa_sqla[embedded]`, or `AWA_BENCH_DATABASE_URL`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from benchmarks.environments import server
 from benchmarks.lasting import database
 from benchmarks.upkeep_lanes import LANES, Look, fill, looked_at
 
-#: Jobs of one round of the light load, and rounds in a second.
-LIGHT, ROUNDS = 10, 20
+#: Rounds of the load in a second, if it can.
+ROUNDS = 20
 #: Dead rows that an old snapshot keeps, as a part of the finished ones.
 KEPT = 10
 
@@ -55,8 +55,9 @@ class Light(JobArgs):
 class Load:
     """Enqueues, claims and completes a few jobs at a time, in a thread, and remembers how long claims took."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, jobs: int) -> None:
         self._engine = engine
+        self._jobs = jobs
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._claims: list[float] = []
@@ -77,7 +78,7 @@ class Load:
         return claims
 
     def _run(self) -> None:
-        requests = [Light(number=n) for n in range(LIGHT)]
+        requests = [Light(number=n) for n in range(self._jobs)]
         while not self._ended.is_set():
             started = time.perf_counter()
             with Session(self._engine) as session, session.begin():
@@ -85,7 +86,7 @@ class Load:
             with Session(self._engine, expire_on_commit=False) as session:
                 before = time.perf_counter()
                 with session.begin():
-                    jobs = claim(session, "default", limit=LIGHT)
+                    jobs = claim(session, "default", limit=self._jobs)
                 self._claims.append((time.perf_counter() - before) * 1000)
                 with session.begin():
                     complete_many(session, jobs)
@@ -163,7 +164,7 @@ def emptied(own: str, given: argparse.Namespace, *, snapshot: bool) -> dict[str,
         if snapshot:
             old.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             old.execute("SELECT count(*) FROM awa.schema_version")
-        with Load(engine).running() as load:
+        with Load(engine, given.load).running() as load:
             time.sleep(2)
             load.taken()
             time.sleep(given.seconds)
@@ -223,6 +224,7 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1_000_000, help="finished jobs (1,000,000)")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long claims are timed before and after (10)")
     parser.add_argument("--patience", type=float, default=90.0, help="how long an autovacuum is waited for (90)")
+    parser.add_argument("--load", type=int, default=10, help="jobs of each of the 20 rounds in a second (10)")
     parser.add_argument("--set", action="append", default=[], help="a storage parameter of jobs_hot")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=["plans", "plain", "snapshot"])
     parser.add_argument("--json", type=Path, help="write the figures here")

@@ -66,10 +66,10 @@ SELECT n, 'work', 'completed', 'elsewhere', '{}', CASE WHEN n % 100 = 0 THEN now
 FROM generate_series(1, %(n)s / 10) AS n""",
     """
 INSERT INTO awa.audit_log (at, source, verb, target)
-SELECT now() - n * interval '5 min', 'cli', 'cancel', n::text FROM generate_series(1, %(n)s / 10) AS n""",
+SELECT now() - interval '90 days' - (n - %(n)s / 20) * interval '1 s', 'cli', 'cancel', n::text FROM generate_series(1, %(n)s / 10) AS n""",
     """
 INSERT INTO awa.callback_receipts (request, callback_id, action, created_at)
-SELECT int8send(n), gen_random_uuid(), 'complete', now() - n * interval '5 s'
+SELECT int8send(n), gen_random_uuid(), 'complete', now() - interval '1 day' - (n - %(n)s / 20) * interval '1 s'
 FROM generate_series(1, %(n)s / 10) AS n""",
 )
 
@@ -91,14 +91,14 @@ _SPEC = Spec("work", Outcome.COMPLETED, "here", JobArgs, lambda _: None)
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One pass of one lane: at most `limit` rows of each statement, and how many rows it may read for each of them."""
+    """One pass of one lane: at most `limit` rows, each read when it is found and when it is looked up to be changed."""
 
     name: str
     limit: int
     run: Callable[[Session, int], Any]
-    reads: int = 3
+    reads: int = 2
     #: Rows that it reads whatever its limit: queues, levels, marks.
-    fixed: int = 2_000
+    fixed: int = 500
 
 
 LANES: Sequence[Lane] = (
@@ -108,14 +108,14 @@ LANES: Sequence[Lane] = (
         "rescue",
         100,
         lambda session, limit: len(rescue(session, stale_after=timedelta(seconds=90), limit=limit)),
-        reads=3,
+        reads=6,  # three statements
         fixed=20_000,  # every running row is looked at: as many as run at a time
     ),
     Lane("obligations' look", 1, lambda session, _: any_due(session.connection(), [_SPEC])),
     Lane("age", 1000, lambda session, limit: age(session, limit=limit)),
     Lane("prune jobs", 1000, lambda session, limit: prune_jobs(session, limit=limit)),
     Lane("prune dead letters", 1000, lambda session, limit: prune_dead_letters(session, limit=limit)),
-    Lane("prune records", 1000, lambda session, limit: sum(prune_records(session, limit=limit))),
+    Lane("prune records", 1000, lambda session, limit: sum(prune_records(session, limit=limit)), reads=10),
     Lane("count finished jobs", 0, lambda session, _: count_finished(session).rows),
 )
 

@@ -16,11 +16,13 @@ from sqlalchemy import Engine, create_engine, event, select, text
 
 from awa_sqla.maintenance import prune, rollup
 from awa_sqla.maintenance.age import _GO_BACK, _RISE
+from awa_sqla.maintenance.firing import _FAILED, FIRE_BUILT, FIRE_STORED
 from awa_sqla.maintenance.obligations import _due, _settled_by
 from awa_sqla.maintenance.promote import _NEXT, _PROMOTE, _WAIT
 from awa_sqla.maintenance.rescue import _EXPIRED, _OVERDUE, _STALE, _UNATTENDED
 from awa_sqla.models.records import Obligation
 from awa_sqla.session import batch_statements, callback_statements, statements
+from awa_sqla.session.periodic import JOB_COLUMNS
 from awa_sqla.web import receipts
 from awa_sqla.worker import heartbeat, survey, waits
 
@@ -47,6 +49,8 @@ INSERT INTO awa.audit_log (at, source, verb, target)
 SELECT now() - n * interval '1 s', 'cli', 'cancel', n::text FROM generate_series(1, 100000) AS n;
 INSERT INTO awa.callback_receipts (request, callback_id, action, created_at)
 SELECT int8send(n), gen_random_uuid(), 'complete', now() - n * interval '1 s' FROM generate_series(1, 100000) AS n;
+INSERT INTO awa.cron_jobs (name, cron_expr, kind, queue, args)
+SELECT 's' || n, '0 3 * * *', 'work', 'q', '{}' FROM generate_series(1, 100000) AS n;
 """
 
 HOT = {
@@ -72,6 +76,9 @@ HOT = {
     "lock by callback": (callback_statements.LOCK, {"ix_jobs_hot_callback"}),
     "look": (callback_statements.LOOK, {"jobs_hot_pkey"}),
     "waits that are over": (waits._OVER, {"ix_jobs_hot_attended"}),
+    "fire": (FIRE_STORED, {"cron_jobs_pkey"}),
+    "fire what was built": (FIRE_BUILT, {"cron_jobs_pkey"}),
+    "schedule that fails": (_FAILED, {"cron_jobs_pkey"}),
     "any obligation": (
         select(select(Obligation.id).where(*_settled_by([("work", "completed", "spec")])).exists()),
         {"ix_follow_up_obligations_due"},
@@ -112,6 +119,15 @@ VALUES = {
     "stale_after": 90.0,
     "digest": b"d",
     "act": "complete",
+    "of_name": "s1",
+    "seen": None,
+    "since": None,
+    "expr": "0 3 * * *",
+    "zone": "UTC",
+    "tick": None,
+    "mark": {},
+    "error": "",
+    **dict.fromkeys([f"job_{name}" for name in JOB_COLUMNS]),
 }
 
 #: Either of the two finds a running row by its id.
@@ -123,6 +139,7 @@ LARGE = {
     "follow_up_obligations",
     "audit_log",
     "callback_receipts",
+    "cron_jobs",
 }
 
 

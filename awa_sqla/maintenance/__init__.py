@@ -1,8 +1,9 @@
 """What keeps the tables moving when nobody claims, and small when nobody looks.
 
-Promotion, rescue, obligations; ageing, retention, counts; periodic schedules. Each lane is a plain function over the caller's Session that
-does one bounded piece of work; SKIP LOCKED makes it safe to run the same lane in several processes. Workers run them
-beside their queues (`awa_sqla.worker`).
+Promotion, rescue, obligations; ageing, retention, counts; periodic schedules. Each lane is a plain function over the
+caller's Session that does one bounded piece of work; SKIP LOCKED and compare-and-set make it safe to run the same lane
+in several processes. `leader` and `leadership` say which process runs them, `lanes` what a pass is, `service` when.
+Workers have a service beside their queues (`awa_sqla.worker`).
 """
 
 from awa_sqla.maintenance.age import age

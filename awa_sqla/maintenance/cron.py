@@ -125,6 +125,11 @@ class Cron:
         waits += await self._callables()
         return max(min(waits), BREATH)
 
+    @property
+    def building(self) -> bool:
+        """Whether a callable has been called whose job is not made yet."""
+        return bool(self._tasks)
+
     async def close(self) -> None:
         """Give up the callables that still run. Their threads go on; what they return is not fired."""
         tasks, self._tasks = list(self._tasks.values()), {}

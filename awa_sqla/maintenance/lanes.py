@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from awa_sqla.args import Backoff, backoff_of
 from awa_sqla.maintenance.age import age
 from awa_sqla.maintenance.cron import Cron
-from awa_sqla.maintenance.leadership import Contact
+from awa_sqla.maintenance.leadership import Leadership
 from awa_sqla.maintenance.obligations import any_due, dispatch_obligation
 from awa_sqla.maintenance.promote import next_due, promote
 from awa_sqla.maintenance.prune import prune_dead_letters, prune_jobs, prune_records
@@ -105,17 +105,16 @@ class Lanes:
         means: Means,
         duties: Duties,
         stale_after: timedelta,
-        contact: Contact,
+        leadership: Leadership,
         woken: Callable[[frozenset[str]], None] | None = None,
     ) -> None:
         self._means = means
         self._duties = duties
         self._stale_after = stale_after
-        self._contact = contact
+        self._leadership = leadership
         self._woken = woken
-        #: Whether this process leads; else promotion only follows its own nudges.
-        self.leading: Callable[[], bool] = bool
-        self._cron = Cron(means.maker, duties.periodics, leading=lambda: self.leading(), call=means.call)
+        self._told = 0
+        self._cron = Cron(means.maker, duties.periodics, leading=leadership.leading, call=means.call)
 
     async def close(self) -> None:
         """Give up what still runs in threads."""
@@ -131,8 +130,13 @@ class Lanes:
         """Whether only this app can build what some of its schedules enqueue."""
         return any(periodic.builds for periodic in self._duties.periodics)
 
+    @property
+    def building(self) -> bool:
+        """Whether the app is building what a schedule enqueues."""
+        return self._cron.building
+
     async def promote(self) -> Pass:
-        """Make due jobs available; the next pass is when the next one is due."""
+        """Make due jobs available; the next pass is when the next one is due, but of a standby when it put one back."""
         due, promoted = await self._means.look(next_due), 0
         if due is not None and not due:
             done = await self._means.within(promote)
@@ -140,13 +144,13 @@ class Lanes:
                 self._woken(done.queues)
             due, promoted = done.next_due, done.jobs
         wait = None if due is None else due.total_seconds()
-        if self.leading():
+        if self._leadership.leading():
             return Pass(promoted, PROMOTION if wait is None else min(wait, PROMOTION))
         return Pass(promoted, wait if wait is not None and wait < PROMOTION else None)
 
     async def rescue_stale(self) -> Pass:
         """Take attempts away from workers that are gone, unless the database itself was away until just now."""
-        missing = self._stale_after.total_seconds() / 2 - self._contact.lasted()
+        missing = self._stale_after.total_seconds() / 2 - self._leadership.contact.lasted()
         return Pass(0, missing) if missing > 0 else await self._rescue(rescue_stale)
 
     async def rescue_overdue(self) -> Pass:
@@ -184,9 +188,9 @@ class Lanes:
 
     async def cron(self) -> Pass:
         """Fire the schedules that are due."""
-        before = self._cron.fired
         wait = await self._cron.look()
-        return Pass(self._cron.fired - before, wait)
+        told, self._told = self._told, self._cron.fired
+        return Pass(self._told - told, wait)
 
     async def obligations(self) -> Pass:
         """Dispatch what is owed."""

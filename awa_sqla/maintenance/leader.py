@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BigInteger,
     Connection,
-    Executable,
     Integer,
     Text,
     bindparam,
@@ -56,22 +55,27 @@ _LOOK = select(
     NOW - _since_start,
 ).where(Leader.name == bindparam("lease_name", type_=Text))
 
-_new = insert(Leader).values(
-    name=bindparam("lease_name", type_=Text),
-    holder=bindparam("candidate", type_=Text),
-    expires_at=NOW + seconds("lease"),
-)
-_changed = Leader.holder != _new.excluded.holder
-_HOLD: Executable = _new.on_conflict_do_update(
-    index_elements=[Leader.name],
-    set_={
-        "holder": _new.excluded.holder,
-        "expires_at": NOW + seconds("lease"),
-        "term": Leader.term + cast(case((_changed, 1), else_=0), Integer),
-        "acquired_at": case((_changed | ~_taken, NOW), else_=Leader.acquired_at),
-    },
-    where=~_changed | ~_taken,
-).returning(cast(Leader.term, BigInteger), NOW, NOW - _since_start)
+
+def _hold() -> Any:
+    new: Any = insert(Leader).values(
+        name=bindparam("lease_name", type_=Text),
+        holder=bindparam("candidate", type_=Text),
+        expires_at=NOW + seconds("lease"),
+    )
+    changed = Leader.holder != new.excluded.holder
+    return new.on_conflict_do_update(
+        index_elements=[Leader.name],
+        set_={
+            "holder": new.excluded.holder,
+            "expires_at": NOW + seconds("lease"),
+            "term": Leader.term + cast(case((changed, 1), else_=0), Integer),
+            "acquired_at": case((changed | ~_taken, NOW), else_=Leader.acquired_at),
+        },
+        where=~changed | ~_taken,
+    ).returning(cast(Leader.term, BigInteger), NOW, NOW - _since_start)
+
+
+_HOLD = _hold()
 
 _RELEASE = (
     update(Leader)
@@ -90,7 +94,7 @@ def look(connection: Connection, holder: str, name: str = NAME) -> tuple[Standin
 def hold(connection: Connection, holder: str, lease: timedelta, name: str = NAME) -> Standing | None:
     """Take the lease or renew it, from now on for `lease`; None when another process has it. One statement."""
     parameters = {"lease_name": name, "candidate": holder, "lease": lease.total_seconds()}
-    row = connection.execute(_HOLD, parameters).one_or_none()
+    row: Any = connection.execute(_HOLD, parameters).one_or_none()
     return None if row is None else Standing(leads=True, term=row[0], now=row[1], up=row[2])
 
 

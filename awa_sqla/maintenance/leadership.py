@@ -18,8 +18,10 @@ from awa_sqla.session.trouble import transient
 
 log = logging.getLogger("awa_sqla.maintenance")
 
-#: How long a lease lasts; and seconds between renewals, and by which a leader stops before its lease ends.
-LEASE, RENEWAL, MARGIN = timedelta(seconds=15), 5.0, 2.0
+#: How many seconds a lease lasts, at the most and at the least: a sixth of the time after which a worker is dead.
+LEASE, SHORTEST, PART = 15.0, 1.0, 6
+#: It is renewed three times while it lasts, and its holder stops a seventh of it before it ends.
+RENEWALS, MARGIN = 3, 1 / 7
 #: Seconds until a renewal that failed is tried again, and the longest pause after questions that failed.
 AGAIN, LONGEST_PAUSE = 1.0, 30.0
 #: By how many seconds the database's clock may move against ours between two looks.
@@ -65,15 +67,15 @@ class Contact:
 class Leadership:
     """One candidate. `engine` is in AUTOCOMMIT mode, so that no lease is lost to an open transaction."""
 
-    def __init__(
-        self, engine: AsyncEngine, holder: str, contact: Contact, *, pace: float = RENEWAL, name: str = NAME
-    ) -> None:
+    def __init__(self, engine: AsyncEngine, holder: str, stale_after: timedelta, *, name: str = NAME) -> None:
         self._engine = engine
         self._holder = holder
-        self._contact = contact
-        self._pace = min(pace, RENEWAL)
         self._name = name
+        self._lease = min(max(stale_after.total_seconds() / PART, SHORTEST), LEASE)
+        self._pace = self._lease / RENEWALS
         self._until = 0.0
+        #: For how long the database could be reached.
+        self.contact = Contact(2 * self._lease)
         #: How often the lease has changed hands, when it is ours.
         self.term = 0
 
@@ -99,7 +101,7 @@ class Leadership:
         """Take the lease if nobody has it. One or two statements. Raises what the database raises."""
         sent = clock()
         standing, taken = await self._ask(look, self._holder, self._name)
-        self._contact.note(sent, standing)
+        self.contact.note(sent, standing)
         return (standing.leads or not taken) and await self._hold()
 
     async def release(self) -> None:
@@ -108,7 +110,7 @@ class Leadership:
             return
         self._until = 0.0
         with suppress(Exception):  # it ends by itself soon
-            async with asyncio.timeout(MARGIN):
+            async with asyncio.timeout(AGAIN):
                 await self._ask(release, self._holder, self._name)
 
     async def _lead(self, lead: Callable[[], Awaitable[None]]) -> None:
@@ -144,12 +146,12 @@ class Leadership:
 
     async def _hold(self) -> bool:
         sent = clock()
-        standing = await self._ask(hold, self._holder, LEASE, self._name)
+        standing = await self._ask(hold, self._holder, timedelta(seconds=self._lease), self._name)
         if standing is None:
             self._until = 0.0
             return False
-        self._contact.note(sent, standing)
-        self._until, self.term = sent + LEASE.total_seconds() - MARGIN, standing.term
+        self.contact.note(sent, standing)
+        self._until, self.term = sent + self._lease * (1 - MARGIN), standing.term
         return True
 
     async def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:

@@ -102,7 +102,7 @@ def count_finished(session: Session) -> Counted:
     """Count finished jobs and dead letters by queue and state, and write `job_counts` anew. Two statements.
 
     The counts are of the moment when the first statement began, which is their `counted_at`; those of a later moment
-    are not overwritten. Takes about a second for each ten million rows: mind how often.
+    are not overwritten. A million rows took 0.3 s, and 0.8 s before they were vacuumed: mind how often.
     """
     rows, as_of, seconds = session.execute(_COUNT).one()
     session.execute(_FORGET, {"as_of": as_of})

@@ -88,9 +88,9 @@ class Service:
     """All lanes of one process."""
 
     def __init__(self, lanes: Lanes, leadership: Leadership, *, only: Collection[str] | None = None) -> None:
+        self._lanes = lanes
         self._leadership = leadership
         self._nudged = asyncio.Event()
-        lanes.leading = leadership.leading
         self.lanes = [lane for lane in _all(lanes) if only is None or lane.name in only]
 
     @property
@@ -124,7 +124,11 @@ class Service:
         try:
             for lane in self.lanes:
                 ends = time.monotonic() + lane.budget
-                while (found := await lane.run()) is not None and found.pause == 0 and time.monotonic() < ends:
+                while (found := await lane.run()) is not None and time.monotonic() < ends:
+                    if found.pause:
+                        if not self._lanes.building:
+                            break
+                        await asyncio.sleep(BREATH)
                     if not await self._leadership.seek():  # renews it
                         return False
         finally:
@@ -156,7 +160,7 @@ class Service:
 
 
 def _all(lanes: Lanes) -> list[Lane]:
-    everywhere = {"promote", "obligations"} | ({"cron"} if lanes.builds else set())
+    everywhere: set[str] = {"promote", "obligations"} | ({"cron"} if lanes.builds else set[str]())
     names = [name for name in LANES if name != "obligations" or lanes.owes]
     return [Lane(name, getattr(lanes, name), everywhere=name in everywhere) for name in names]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
+
 from sqlalchemy.ext.asyncio import async_sessionmaker
 
 from awa_sqla.maintenance.lanes import Duties, Lanes, Means
 from awa_sqla.maintenance.leader import NAME
-from awa_sqla.maintenance.leadership import Contact, Leadership
+from awa_sqla.maintenance.leadership import Leadership
 from awa_sqla.maintenance.service import Service
 from awa_sqla.worker.application import Application
 from awa_sqla.worker.engines import Engines
@@ -40,15 +41,12 @@ class Upkeep(AsyncExitStack):
         self._threads = Threads(THREADS)
         self.callback(self._threads.close)
         chosen = None if only is None else sorted(set(only))
-        stale_after = identity.stale_after
-        pace = stale_after.total_seconds() / 3
-        contact = Contact(max(stale_after.total_seconds() / 2, 1.0))  # a heart that missed so much is not stale yet
         name = NAME if chosen is None else f"{NAME}: {', '.join(chosen)}"
-        leadership = Leadership(engines.alone, identity.worker_id, contact, pace=pace, name=name)
+        leadership = Leadership(engines.alone, identity.worker_id, identity.stale_after, name=name)
         self.push_async_callback(leadership.release)
         means = Means(self.maker, engines.looks, self._threads.run)
         duties = Duties(app.tasks.backoff, app.follow_ups.specs, tuple(app.schedules.values()))
-        lanes = Lanes(means, duties, stale_after, contact, woken)
+        lanes = Lanes(means, duties, identity.stale_after, leadership, woken)
         self.push_async_callback(lanes.close)
         self.service = Service(lanes, leadership, only=chosen)
         identity.lanes = self.service.fares

@@ -60,7 +60,7 @@ def test_maintenance_once_leaves_with_4_while_another_leads(here, url):
     attempts_of_the_dead(url)
     with create_engine(url, poolclass=NullPool).begin() as connection:
         connection.execute(
-            text("INSERT INTO awa.leaders VALUES ('maintenance', 'x', 1, now(), now() + interval '1 h')")
+            text("INSERT INTO awa.leaders VALUES ('maintenance', 'x', 1, now(), now() + interval '1 min')")
         )
     result = CliRunner().invoke(cli, ["-d", url, "maintenance", "--once"])
     assert (result.exit_code, result.stdout) == (4, "")

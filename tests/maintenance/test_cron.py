@@ -500,6 +500,17 @@ def test_a_tick_is_skipped_when_it_is_more_than_a_minute_late(maker, awa) -> Non
     assert (late.ticks, late.next) == ([], tick + 60 * MINUTE)
 
 
+def test_ticks_count_from_the_latest_of_the_last_and_of_when_it_was_resumed(maker, awa) -> None:
+    awa.periodic("x", "0 * * * *", Report(), missed_fires="catch_up")
+    write(maker, awa)
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    hour = timedelta(hours=1)
+    for fired, resumed in [(start + 3 * hour, start), (start, start + 3 * hour + MINUTE)]:
+        change(maker, "x", last_enqueued_at=fired, counts_from=resumed)
+        found = due(stored(maker, "x"), start + 5 * hour)
+        assert found == ([start + 4 * hour, start + 5 * hour], 0, start + 6 * hour)
+
+
 def test_a_long_way_is_caught_up_in_bursts_that_keep_nobody_waiting(maker, awa, process) -> None:
     awa.periodic("a", "* * * * *", Report(), missed_fires="catch_up")
     awa.periodic("z", "* * * * *", Report())

@@ -128,8 +128,8 @@ class Candidates:
         self.now = 1000.0
         monkeypatch.setattr(leadership, "clock", lambda: self.now)
 
-    def make(self, name: str, **options: Any) -> Leadership:
-        return Leadership(self.engine, name, Contact(5.0), **options)
+    def make(self, name: str, stale_after: timedelta = timedelta(seconds=90)) -> Leadership:
+        return Leadership(self.engine, name, stale_after)
 
     def play(self, scene: Callable[[], Awaitable[None]]) -> None:
         async def scene_then_close() -> None:
@@ -147,6 +147,7 @@ class Candidates:
 
 @pytest.fixture
 def candidates(db_url: URL, monkeypatch: pytest.MonkeyPatch) -> Candidates:
+    monkeypatch.setattr(leadership, "RENEWALS", 500)
     return Candidates(db_url, monkeypatch)
 
 
@@ -157,9 +158,9 @@ def test_a_leader_stops_before_its_lease_ends(candidates):
         one = candidates.make("a")
         assert await one.seek()
         sent = candidates.now
-        candidates.now = sent + 12.9
+        candidates.now = sent + 12.8
         assert one.leading()
-        candidates.now = sent + 13.0
+        candidates.now = sent + 12.9
         assert not one.leading()
         (lease,) = await candidates.sql(
             "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM awa.leaders"
@@ -169,12 +170,25 @@ def test_a_leader_stops_before_its_lease_ends(candidates):
     candidates.play(play)
 
 
+@pytest.mark.parametrize(("stale_after", "lease"), [(3600, 15), (90, 15), (60, 10), (6, 1), (0.5, 1)])
+def test_a_lease_is_no_longer_than_fits_the_patience_with_workers(candidates, stale_after, lease):
+    async def play() -> None:
+        one = candidates.make("a", timedelta(seconds=stale_after))
+        assert await one.seek()
+        (found,) = await candidates.sql(
+            "SELECT extract(epoch FROM expires_at - clock_timestamp()) AS left FROM awa.leaders"
+        )
+        assert lease - 0.9 < found.left <= lease
+
+    candidates.play(play)
+
+
 def test_the_lanes_of_a_leader_that_cannot_renew_are_cut_before_the_lease_ends(candidates, monkeypatch, caplog):
     ran: list[str] = []
     cut = asyncio.Event()
 
     async def play() -> None:
-        one = candidates.make("a", pace=0.01)
+        one = candidates.make("a")
 
         async def lead() -> None:
             ran.append("begins")
@@ -197,13 +211,13 @@ def test_the_lanes_of_a_leader_that_cannot_renew_are_cut_before_the_lease_ends(c
 
     with caplog.at_level(logging.WARNING):
         candidates.play(play)
-    assert ran == ["begins", "cut after 15"]  # three tries of five seconds; the lease ends at 15, the margin at 13
+    assert ran == ["begins", "cut after 15"]  # three tries of five seconds; the lease ends at 15, the margin at 12.9
     assert "could not be renewed" in caplog.text
 
 
 def test_a_leader_whose_lease_was_taken_stops_at_its_next_renewal(candidates, caplog):
     async def play() -> None:
-        one = candidates.make("a", pace=0.02)
+        one = candidates.make("a")
         began, cut = asyncio.Event(), asyncio.Event()
 
         async def lead() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -113,7 +115,7 @@ def test_maintenance_alone_keeps_the_tables_moving(place, monkeypatch):
 
 
 def test_of_several_processes_one_leads_and_another_takes_over(place, monkeypatch):
-    monkeypatch.setattr(leadership, "RENEWAL", 0.05)
+    monkeypatch.setattr(leadership, "RENEWALS", 300)
 
     async def scene(*processes: Any) -> None:
         await place.until(lambda: any(one.leads for one in processes))
@@ -215,7 +217,7 @@ def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypa
 
     for name in lanes.LANES:
         monkeypatch.setattr(Lanes, name, hanging)
-    monkeypatch.setattr(leadership, "RENEWAL", 0.1)
+    monkeypatch.setattr(leadership, "RENEWALS", 150)
     place.app.on_completed(Work, name="spec")(lambda event: Next())
 
     def lease() -> Any:
@@ -231,9 +233,38 @@ def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypa
     place.play(scene)
 
 
+@pytest.mark.case(37)
+def test_no_tick_waits_for_lanes_that_are_busy(place, monkeypatch):
+    """All other lanes hang in the database, and every second's tick fires."""
+
+    async def hanging(self: Lanes) -> Pass:
+        await self._means.within(lambda session: session.execute(text("SELECT pg_sleep(3600)")))
+        raise AssertionError
+
+    for name in lanes.LANES:
+        if name != "cron":
+            monkeypatch.setattr(Lanes, name, hanging)
+    place.app.periodic("each second", "* * * * * *", Next())
+    place.app.periodic("built", "* * * * * *", lambda tick: Next())
+
+    def ticks(name: str) -> list[str]:
+        rows = place.sql(
+            "SELECT metadata ->> 'cron_fire_time' AS tick, metadata ->> 'cron_name' AS name FROM awa.jobs_hot"
+        )
+        return sorted(row.tick for row in rows if row.name == name)
+
+    async def scene(process: Any) -> None:
+        await place.until(lambda: len(ticks("each second")) >= 4 and len(ticks("built")) >= 4)
+
+    place.play(scene)
+    for name in ("each second", "built"):
+        fired = [datetime.fromisoformat(tick) for tick in ticks(name)]
+        assert [later - earlier for earlier, later in pairwise(fired)] == [timedelta(seconds=1)] * (len(fired) - 1)
+
+
 def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkeypatch):
     """A database that was away for long makes every attempt look as if its worker were gone."""
-    monkeypatch.setattr(leadership, "RENEWAL", 0.05)
+    monkeypatch.setattr(leadership, "RENEWALS", 300)
     waits: list[float] = []
     real = Lanes.rescue_stale
 
@@ -251,13 +282,13 @@ def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkey
         await place.until(lambda: waits)
         dead_attempts(place)
         moved[0] = 40.0  # seconds without a word from the database, more than a third of stale_after
-        await place.until(lambda: process._service._leadership._contact.lasted() < 35)
+        await place.until(lambda: process._service._leadership.contact.lasted() < 35)
         found = await process._service.lanes[1].work()
         assert 40 < found.pause <= 45
         assert states(place) == ["running"]
         moved[0] += 20.0
         moved[0] += 26.0
-        process._service._leadership._contact._since -= 46
+        process._service._leadership.contact._since -= 46
         found = await process._service.lanes[1].work()
         assert found.done == 1
         assert states(place) == ["retryable"]
@@ -293,6 +324,20 @@ def test_once_does_nothing_while_another_process_leads(place):
     place.sql("UPDATE awa.leaders SET expires_at = now()")
     assert place.once() is not None
     assert states(place) == ["retryable"]
+
+
+def test_once_fires_schedules_also_those_that_take_a_while_to_build(place):
+    def built() -> Next:
+        time.sleep(1.5)
+        return Next()
+
+    place.app.periodic("stored", "0 0 1 1 *", Next())
+    place.app.periodic("built", "0 0 1 1 *", built)
+    assert place.once()["cron"]["done"] == 0  # declared just now
+    place.sql("UPDATE awa.cron_jobs SET counts_from = now() - interval '2 years'")
+    assert place.once()["cron"]["done"] == 2
+    assert states(place) == ["available", "available"]
+    assert place.once()["cron"]["done"] == 0
 
 
 def test_once_runs_the_other_lanes_when_one_fails(place, monkeypatch):

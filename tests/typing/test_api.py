@@ -27,6 +27,8 @@ from awa_sqla import (
     QueueConfig,
     RetryAfter,
     ScheduledJob,
+    Unique,
+    admin,
     cancel,
     claim,
     complete,
@@ -39,6 +41,9 @@ from awa_sqla import (
     wait_for,
 )
 from awa_sqla import asyncio as awa_async
+from awa_sqla.asyncio import admin as async_admin
+from awa_sqla.models import CronSchedule
+from awa_sqla.periodic import Periodic
 
 
 class SendEmail(JobArgs):
@@ -141,6 +146,41 @@ def charge(ctx: JobContext[Charge]) -> dict[str, Any]:
 @awa.on_completed(Charge)
 def thanks(event: Completed[Charge]) -> SendEmail:
     return receipt(event)
+
+
+def at(tick: datetime) -> EnqueueRequest:
+    return EnqueueRequest(Report(tenant=f"{tick:%Y}"), queue="reports")
+
+
+nightly = awa.periodic(
+    "nightly",
+    "0 3 * * *",
+    Report(tenant="t"),
+    timezone="Pacific/Auckland",
+    missed_fires="catch_up",
+    most_missed=10,
+    queue="reports",
+    unique=Unique(),
+)
+assert_type(nightly, Periodic)
+awa.periodic("ticks", "*/5 * * * *", at)
+awa.periodic("plain", "*/5 * * * *", lambda: Report(tenant="t"))
+
+
+def operators(session: Session) -> None:
+    schedules = admin.list_schedules(session)
+    assert_type(schedules, list[CronSchedule])
+    assert_type(admin.next_fires(schedules[0]), list[datetime])
+    assert_type(admin.pause_schedule(session, "nightly", actor="ada", reason="r"), CronSchedule)
+    assert_type(admin.resume_schedule(session, "nightly"), CronSchedule)
+    assert_type(admin.trigger_schedule(session, "nightly", args=Report(tenant="t")), Job | ScheduledJob)
+    assert_type(admin.delete_schedule(session, "nightly"), bool)
+
+
+async def async_operators(session: AsyncSession) -> None:
+    assert_type(await async_admin.list_schedules(session), list[CronSchedule])
+    assert_type(await async_admin.trigger_schedule(session, "nightly"), Job | ScheduledJob)
+    assert_type(await async_admin.delete_schedule(session, "nightly"), bool)
 
 
 def test_what_is_checked_here_also_runs() -> None:
