@@ -237,6 +237,9 @@ class Cron:
         done = {name: task for name, task in self._tasks.items() if task.done()}
         for name in done:
             del self._tasks[name]
+        errors = [error for task in done.values() if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
         waits = [task.result() for task in done.values()]
         return [wait for wait in waits if wait is not None] + [FIRST_GO] * bool(self._tasks)
 

@@ -565,8 +565,8 @@ def test_a_plain_tick_is_one_statement_more(maker, awa, process) -> None:
 def test_an_app_writes_that_it_still_has_its_schedules(maker, awa, process) -> None:
     awa.periodic("x", "0 0 1 1 *", Report())
     write(maker, awa)
-    past = datetime(2024, 1, 1, tzinfo=UTC)
-    change(maker, "x", last_seen=past)
+    change(maker, "x", last_seen=func.clock_timestamp() - 1.5 * MINUTE)
+    past = row(maker, "x").last_seen
     process(lambda cron: cron.look(), [])
     assert row(maker, "x").last_seen == past
     process(lambda cron: cron.look(), awa.schedules.values(), leading=False)
@@ -727,6 +727,25 @@ def test_a_callable_that_hangs_keeps_nobody_waiting_and_is_not_called_again(
     process(go, awa.schedules.values())
     assert len(jobs(maker)) == 3
     assert [r.levelno for r in caplog.records] == [logging.ERROR]
+
+
+def test_a_schedule_that_still_fires_is_not_begun_again(maker, awa, process) -> None:
+    awa.periodic("x", "0 0 1 1 *", a_report)
+    write(maker, awa)
+    since(maker, "x", timedelta(days=367))
+
+    async def go(cron: Cron) -> None:
+        fires = asyncio.Event()
+        first = cron._tasks["x"] = asyncio.ensure_future(fires.wait())
+        assert await cron.look() <= cron_module.FIRST_GO
+        assert cron._tasks == {"x": first}
+        assert jobs(maker) == []
+        fires.set()
+        del cron._tasks["x"]
+        await cron.look()
+
+    process(go, awa.schedules.values())
+    assert len(jobs(maker)) == 1
 
 
 def test_callables_that_find_no_thread_are_not_called_after_all(maker, awa, process, monkeypatch) -> None:
