@@ -109,7 +109,7 @@ class Cron:
             now, rows = await session.run_sync(schedules)
         if now is None:
             return IDLE
-        read_at = monotonic()
+        read_at, before = monotonic(), set(self._tasks)
         await self._refresh(now, rows)
         mine = [row for row in rows if self._may_fire(row, leading=leading)]
         waits: list[float] = [LOOK, *(t.until - read_at for t in self._troubles.values() if t.until > read_at)]
@@ -122,7 +122,7 @@ class Cron:
                     wait = (found.next - now).total_seconds() - (monotonic() - read_at)
             if wait is not None:
                 waits.append(wait)
-        waits += await self._callables()
+        waits += await self._callables([task for name, task in self._tasks.items() if name not in before])
         return max(min(waits), BREATH)
 
     @property
@@ -238,16 +238,16 @@ class Cron:
             raise _BuildError(f"the callable raised {type(built).__name__}: {built}") from built
         return built
 
-    async def _callables(self) -> list[float]:
-        """Give callables a moment to return, once each; returns when to look again for their sake."""
-        fresh = [task for task in self._tasks.values() if task.get_name() != "late"]
+    async def _callables(self, fresh: list[asyncio.Task[float | None]]) -> list[float]:
+        """Give those that were just called a moment to return; returns when to look again for the sake of all."""
         if fresh:
-            _, late = await asyncio.wait(fresh, timeout=WAITS)
-            for task in late:
-                task.set_name("late")
+            await asyncio.wait(fresh, timeout=WAITS)
         done = {name: task for name, task in self._tasks.items() if task.done()}
         for name in done:
             del self._tasks[name]
+        errors = [error for task in done.values() if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
         waits = [task.result() for task in done.values()]
         return [wait for wait in waits if wait is not None] + [FIRST_GO] * bool(self._tasks)
 

@@ -29,6 +29,9 @@ LATE = timedelta(minutes=1)
 #: How many ticks above the bound are counted, for the log.
 _COUNTED = 10_000
 
+#: Schedules that one statement writes: each has fifteen parameters, and PostgreSQL takes 65,535.
+_CHUNK = 1000
+
 _table = CronSchedule.__table__
 _c = _table.c
 
@@ -56,8 +59,9 @@ def sync(session: Session, periodics: Iterable[Periodic]) -> frozenset[str]:
     mine = select(_c.name).where(_c.name.in_(list(changed))).order_by(_c.name)
     free = set(session.scalars(mine.with_for_update(key_share=True, skip_locked=True)))
     held = (changed.keys() & found.keys()) - free
-    if rows := [row for name, row in changed.items() if name not in held]:
-        _upsert(session, rows)
+    rows = [row for name, row in changed.items() if name not in held]
+    for start in range(0, len(rows), _CHUNK):
+        _upsert(session, rows[start : start + _CHUNK])
     return frozenset(held)
 
 
