@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import URL, create_engine, select, text
 from sqlalchemy.orm import Session
 
 from awa_sqla import Job, JobArgs, JobState, Unique, claim, complete, enqueue, enqueue_unique
@@ -30,6 +30,16 @@ RETRY = text(
     "UPDATE awa.jobs_hot SET state = 'available', finalized_at = NULL WHERE id IN (SELECT id FROM awa.jobs_hot "
     "WHERE state IN ('completed', 'failed') ORDER BY finalized_at LIMIT 3 FOR UPDATE)"
 )
+
+
+#: No live row may go, whoever deletes it.
+REFUSE = """
+CREATE FUNCTION awa.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    RAISE EXCEPTION 'job % was %', OLD.id, OLD.state;
+END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON awa.jobs_hot FOR EACH ROW
+WHEN (OLD.state NOT IN ('completed', 'failed', 'cancelled')) EXECUTE FUNCTION awa.refuse()
+"""
 
 
 def finished(database: Database, state: str, *ages: float | None, queue: str = "default") -> None:
@@ -276,8 +286,10 @@ def test_a_job_that_is_coming_back_is_not_deleted(session: Session, other: Sessi
     assert [(job.id, job.state) for job in database.jobs()] == [(back, "available")]
 
 
-def test_beside_claims_completions_and_retries_nothing_is_lost(engine: Engine, database: Database) -> None:
+def test_beside_claims_completions_and_retries_nothing_is_lost(fresh_db_url: URL) -> None:
     """Rows change between the moment they are found and the moment they are locked."""
+    database, engine = Database(fresh_db_url), create_engine(fresh_db_url)
+    database.execute(REFUSE)
     policy(database, "default", override_keep_completed_seconds=0, override_keep_failed_seconds=0)
     finished(database, "failed", *range(300))
     over = Event()
@@ -316,6 +328,8 @@ def test_beside_claims_completions_and_retries_nothing_is_lost(engine: Engine, d
         gone = sum(prune.result() for prune in prunes)
     assert gone > 0
     assert gone + len(database.jobs()) == made
+    engine.dispose()
+    database.close()
 
 
 # -------------------------------------------------------------- what follows
