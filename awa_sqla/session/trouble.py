@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 from sqlalchemy import exc as sa_exc
 
 from awa_sqla.session.sqlstates import READ_ONLY, sqlstate
@@ -16,13 +19,19 @@ def passing(error: BaseException) -> bool:
     if isinstance(error, sa_exc.TimeoutError):
         return True
     if not isinstance(error, sa_exc.DBAPIError):
-        # Out of a new connection asyncpg's own errors come as they are, a server that is starting up among them.
+        # Out of a new connection asyncpg's own errors come as they are: a server that is starting up, or a connection
+        # that is gone again before it is set up.
         code = getattr(error, "sqlstate", None)
-        return isinstance(code, str) and code.startswith(_PASSING)
+        return code.startswith(_PASSING) if isinstance(code, str) else _of_asyncpg(error)
     code = sqlstate(error)
     if code is not None:
         return code.startswith(_PASSING)
     return error.connection_invalidated or isinstance(error, sa_exc.OperationalError | sa_exc.InterfaceError)
+
+
+def _of_asyncpg(error: BaseException) -> bool:
+    driver: Any = sys.modules.get("asyncpg")  # which need not be there
+    return driver is not None and isinstance(error, driver.InterfaceError)
 
 
 def transient(error: BaseException) -> bool:

@@ -55,7 +55,9 @@ def _without_attendance(statement: str) -> str:
 
 
 @contextmanager
-def _edited(edit: Edit) -> Iterator[None]:
+def edited(edit: Edit) -> Iterator[None]:
+    """Every statement is edited on its way to the database."""
+
     def on_execute(conn: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> tuple[str, Any]:
         return edit(statement), parameters
 
@@ -89,17 +91,17 @@ def _owe_nothing(session: Any, entry: ledger.Staged) -> list[object]:
 
 
 GUARDS = {
-    "lease": lambda: _edited(_without_lease),
-    "claim": lambda: _edited(_without_claim),
-    "rescue": lambda: _edited(_without_rescue),
+    "lease": lambda: edited(_without_lease),
+    "claim": lambda: edited(_without_claim),
+    "rescue": lambda: edited(_without_rescue),
     "ledger": lambda: _replaced(ledger, "stage", _stage_nothing),
     "obligation": lambda: _replaced(drain, "_follow_ups", _owe_nothing),
 }
 
 #: Those of callbacks: which one it is, and whether a handler waits for it.
 CALLBACK_GUARDS = {
-    "callback": lambda: _edited(_without_callback),
-    "attendance": lambda: _edited(_without_attendance),
+    "callback": lambda: edited(_without_callback),
+    "attendance": lambda: edited(_without_attendance),
 }
 
 

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from tests.races.sabotage import GUARDS
+from tests.soak.sabotage import GUARDS
 from tests.soak.soak import DONE, Settings, soak
 
 
@@ -25,6 +25,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, help="how long to go on hurting (two seconds for each kill)")
     parser.add_argument("--workers", type=int, default=3, help="how many at a time (%(default)s)")
     parser.add_argument("--failovers", type=int, default=0, help="how often the server takes no writes (%(default)s)")
+    parser.add_argument(
+        "--fight",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="one process maintains whoever leads, so that there are two (%(default)s)",
+    )
     parser.add_argument("--sabotage", choices=[*GUARDS], help="take this guard out of the workers")
     parser.add_argument("--database-url", help="an empty database of somebody else's server, which is not restarted")
     parser.add_argument("--logs", type=Path, help="directory for the workers' logs (a new one)")

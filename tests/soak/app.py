@@ -27,6 +27,7 @@ from awa_sqla import (
     JobArgs,
     JobContext,
     QueueConfig,
+    Retention,
     RetryAfter,
     Snooze,
     TerminalError,
@@ -38,7 +39,9 @@ from tests.soak.tables import Base, Effect, Present, Step, Try
 
 SOON = timedelta(milliseconds=50)
 #: How many attempts a process runs at a time.
-SLOTS = {"quick": 8, "slow": 12, "doomed": 4}
+SLOTS = {"quick": 8, "slow": 12, "doomed": 4, "brief": 4}
+#: The queue that keeps no finished job for longer than `KEPT`, and what a job of any waits for one level more.
+BRIEF, KEPT, AGEING = "brief", timedelta(seconds=1), timedelta(seconds=1)
 #: How long specs that balk do so.
 BALKING = timedelta(seconds=1)
 
@@ -62,17 +65,21 @@ async def lifespan(app: Awa) -> AsyncIterator[Store]:
     engine.dispose()
 
 
-awa = Awa(
-    queues={name: QueueConfig(concurrency=slots, dead_letters=name == "doomed") for name, slots in SLOTS.items()},
-    lifespan=lifespan,
-)
+def _queue(name: str) -> QueueConfig:
+    kept = Retention(completed=KEPT, failed=KEPT) if name == BRIEF else Retention()
+    dead_letters = name == "doomed"
+    return QueueConfig(concurrency=SLOTS[name], dead_letters=dead_letters, retention=kept, priority_aging=AGEING)
+
+
+awa = Awa(queues={name: _queue(name) for name in SLOTS}, lifespan=lifespan)
 
 
 class Plan(JobArgs, abstract=True, queue="quick", max_attempts=200, backoff=Backoff(SOON, 1.5, timedelta(seconds=2))):
     """What a job is to do.
 
     `child`: its outcomes come with a `Leaf` each, if it is transactional; `tells`: its completion is followed by notes;
-    `balks`: specs about it do not work at first; `ghost`: it was enqueued in a transaction that was rolled back.
+    `balks`: specs about it do not work at first; `ghost`: it was enqueued in a transaction that was rolled back;
+    `drags`: its first attempt takes longer than its deadline.
     """
 
     nap: float = 0
@@ -85,6 +92,7 @@ class Plan(JobArgs, abstract=True, queue="quick", max_attempts=200, backoff=Back
     balks: bool = False
     bucket: int = 0
     ghost: bool = False
+    drags: bool = False
 
 
 class Write(Plan):
@@ -235,7 +243,7 @@ def call(ctx: JobContext[Any]) -> Any:
 @awa.task(Tally)
 async def call_async(ctx: JobContext[Any]) -> Any:
     await _record_async(ctx, Try)
-    await asyncio.sleep(ctx.args.nap)
+    await asyncio.sleep(ctx.args.nap if not ctx.args.drags or ctx.attempt > 1 else 30)
     return _ended(next_step(ctx, ctx.job.snoozes)[1])
 
 

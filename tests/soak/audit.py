@@ -12,8 +12,10 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-PREPARE = """
-CREATE TEMP TABLE soak_jobs AS SELECT * FROM awa.jobs;
+from tests.soak import upkeep
+
+PREPARE = f"""
+CREATE TEMP TABLE soak_jobs AS {upkeep.ALL_JOBS};
 CREATE INDEX ON soak_jobs (id);
 CREATE INDEX ON soak_jobs (parent_id);
 CREATE TEMP TABLE soak_entries AS
@@ -48,7 +50,7 @@ ANALYZE
 """
 
 _FINAL = "('completed', 'failed', 'cancelled')"
-_TRANSACTIONAL = "('write', 'write_async', 'leaf', 'note')"
+_TRANSACTIONAL = "('write', 'write_async', 'leaf', 'note', 'tick')"
 _PLANNED = "('write', 'write_async', 'call', 'call_async', 'walk', 'walk_async')"
 
 #: What is wrong -> a query for it.
@@ -58,7 +60,7 @@ CHECKS: dict[str, str] = {
     "stuck": f"SELECT id FROM soak_jobs WHERE state NOT IN {_FINAL}",
     "never enqueued": """
         SELECT j.id FROM soak_jobs j LEFT JOIN soak_asked a ON a.job_id = j.id
-        WHERE (j.parent_id IS NULL AND a.job_id IS NULL) OR (j.args->>'ghost')::bool""",
+        WHERE (j.parent_id IS NULL AND a.job_id IS NULL AND j.kind <> 'tick') OR (j.args->>'ghost')::bool""",
     "in two tables": "SELECT id FROM soak_jobs GROUP BY id HAVING count(*) > 1",
     "doubled effects": "SELECT id, mark, effects FROM soak_marks WHERE effects > 1",
     "effects of attempts that failed": "SELECT id FROM soak_marks WHERE mark = 'void'",
@@ -246,11 +248,11 @@ def audit(connection: psycopg.Connection[Any]) -> Findings:
     """What must hold when all is done."""
     findings = Findings()
     with connection.cursor(row_factory=dict_row) as cursor:
-        for statement in PREPARE.split(";\n"):
+        for statement in (*PREPARE.split(";\n"), upkeep.PREPARE):
             cursor.execute(statement)
-        for check, query in CHECKS.items():
+        for check, query in (CHECKS | upkeep.CHECKS).items():
             findings.offenders[check] = cursor.execute(query).fetchall()
-        for what, query in COUNTS.items():
+        for what, query in (COUNTS | upkeep.COUNTS).items():
             row = cursor.execute(query).fetchone()
             findings.counts[what] = 0 if row is None else row["count"]
     return findings
@@ -259,7 +261,7 @@ def audit(connection: psycopg.Connection[Any]) -> Findings:
 def story(connection: psycopg.Connection[Any], job_id: int) -> str:
     """All there is to know of one job: its row, what its handlers left, its children and what is owed."""
     queries = {
-        "job": "SELECT * FROM awa.jobs WHERE id = %s",
+        "job": f"SELECT * FROM ({upkeep.ALL_JOBS}) AS jobs WHERE id = %s",
         "effects": "SELECT * FROM soak_effects WHERE job_id = %s ORDER BY id",
         "tries": "SELECT * FROM soak_tries WHERE job_id = %s ORDER BY id",
         "steps": "SELECT * FROM soak_steps WHERE job_id = %s ORDER BY id",

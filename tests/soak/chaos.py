@@ -6,7 +6,7 @@ import asyncio
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,7 +18,7 @@ from awa_sqla.localpg import LocalPostgres
 from tests.soak.fleet import Fleet, Place
 from tests.soak.load import DRIVER, Driver
 from tests.soak.proxy import PURPOSES, Armed
-from tests.soak.worker import STALE_AFTER
+from tests.soak.upkeep import LEADER, LEASE
 
 #: Seconds to wait for somebody to hurt, for a COMMIT to cut, and between two kills.
 PATIENCE, COMMIT_PATIENCE, BREATH = 60.0, 8.0, 0.7
@@ -35,6 +35,8 @@ class Amounts:
     restarts: int
     cuts: int
     commits: int
+    keeper_kills: int
+    keeper_stops: int
     failovers: int = 0
 
     @classmethod
@@ -48,6 +50,8 @@ class Amounts:
             restarts=max(kills // 25, 1),
             cuts=max(kills // 3, 2),
             commits=max(kills, 4),
+            keeper_kills=max(kills // 4, 1),
+            keeper_stops=max(kills // 12, 1),
             failovers=failovers,
         )
 
@@ -94,6 +98,8 @@ class Chaos:
             "restarts": self._restart,
             "cuts": self._cut,
             "commits": self._cut_in_commit,
+            "keeper_kills": self._kill_keeper,
+            "keeper_stops": self._freeze_keeper,
             "failovers": self._fail_over,
         }
         async with asyncio.TaskGroup() as tasks:
@@ -111,10 +117,11 @@ class Chaos:
         with self._journal.open("a") as journal:
             print(datetime.now().isoformat(" "), *what, file=journal)
 
-    async def _victim(self, *, spared: bool = False) -> Place | None:
-        """Somebody at work to whom nobody does anything; not the spared one, unless it may be."""
+    async def _victim(self, among: Sequence[Place] | None = None, *, spared: bool = False) -> Place | None:
+        """Somebody at work to whom nobody does anything, a worker by default; not the spared one, unless it may be."""
+        among = self._fleet.workers if among is None else among
         for _ in range(int(PATIENCE / 0.05)):
-            free = [p for p in self._fleet.places if not p.busy and p.at_work and (spared or not p.spared)]
+            free = [p for p in among if not p.busy and p.at_work and (spared or not p.spared)]
             if free:
                 return self._rng.choice(free)
             await asyncio.sleep(0.05)
@@ -139,18 +146,48 @@ class Chaos:
     async def _freeze(self) -> None:
         """SIGSTOP until its jobs are rescued and perhaps run elsewhere, then SIGCONT."""
         place = await self._victim(spared=True)
-        if place is None:
-            return
+        if place is not None:
+            await self._freeze_for(place, place.role.stale_after.total_seconds() + self._rng.uniform(0.5, 3))
+            self._done("stops", place.number, "goes on")
+
+    async def _freeze_for(self, place: Place, seconds: float) -> None:
         place.busy = True
         try:
             place.send(signal.SIGSTOP)
-            await asyncio.sleep(STALE_AFTER.total_seconds() + self._rng.uniform(0.5, 3))
+            await asyncio.sleep(seconds)
             place.send(signal.SIGCONT)
-            self._done("stops", place.number, "goes on")
             await asyncio.sleep(0.5)
         finally:
             place.send(signal.SIGCONT)
             place.busy = False
+
+    async def _kill_keeper(self) -> None:
+        place = await self._victim(self._fleet.keepers)
+        if place is not None:
+            place.kill()
+            place.start()
+            self._done("kills of maintenance", place.number)
+
+    async def _freeze_keeper(self) -> None:
+        """SIGSTOP for longer than a lease lasts, of the leader if it is a keeper: it wakes up, and another leads."""
+        place = await self._victim(self._leading(await self._leader()) or self._fleet.keepers)
+        if place is not None:
+            leads = place.pid == await self._leader()
+            await self._freeze_for(place, LEASE.total_seconds() + self._rng.uniform(0.5, 2))
+            self._done("leaders frozen" if leads or place.role.forced else "standbys frozen", place.number)
+
+    async def _leader(self) -> int | None:
+        """The process that leads by right."""
+
+        async def ask() -> str | None:
+            async with self._driver.engine.connect() as connection:
+                return await connection.scalar(LEADER)
+
+        holder = await self._driver.surely(ask)
+        return None if holder is None else int(holder.split(":")[-2])
+
+    def _leading(self, pid: int | None) -> list[Place]:
+        return [place for place in self._fleet.keepers if place.pid == pid and not place.busy and place.at_work]
 
     async def _terminate(self) -> None:
         try:
@@ -168,7 +205,7 @@ class Chaos:
             self._done("restarts")
 
     async def _cut(self) -> None:
-        place = await self._victim(spared=True)
+        place = await self._victim(self._fleet.places, spared=True)
         if place is not None and place.proxy.cut():
             self._done("cuts", place.number)
 

@@ -1,4 +1,4 @@
-"""The worker processes: each in a place of its own, with its proxy, in which one follows the other."""
+"""The worker and maintenance processes: each in a place of its own, with its proxy, in which one follows the other."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ TRIES = 30
 
 
 class Place:
-    """Where one worker process runs at a time."""
+    """Where one process runs at a time."""
 
-    def __init__(self, number: int, url: URL, logs: Path, sabotage: str | None) -> None:
+    def __init__(self, number: int, role: worker.Role, url: URL, logs: Path, sabotage: str | None) -> None:
         assert url.host is not None
         assert url.port is not None
         self.number = number
+        self.role = role
         self.proxy = Proxy((url.host, url.port))
         #: Somebody is doing something to this process.
         self.busy = False
         #: Nobody kills or stops the one in the first place: what leaks, leaks there longest.
-        self.spared = number == 0
+        self.spared = number == 0 and not role.alone
         self._url = url
         self._logs = logs
         self._sabotage = sabotage
@@ -53,11 +54,22 @@ class Place:
 
     @property
     def log(self) -> Path:
-        return self._logs / f"worker-{self.number}-{self._generation:03d}.log"
+        return self._logs / f"{self.role.name}-{self.number}-{self._generation:03d}.log"
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its process has been there, whatever has become of it."""
+        return self.role.begun in self.log.read_text(errors="replace")
 
     @property
     def at_work(self) -> bool:
-        """Whether it has begun to claim."""
+        """Whether it has begun to claim, or to maintain."""
+        if self.role.alone:
+            return self.status is None and self.has_begun
         return self.status is None and self.proxy.commits["claim"] > self._claims_before
 
     def start(self) -> None:
@@ -66,7 +78,7 @@ class Place:
         self._claims_before = self.proxy.commits["claim"]
         self.log.touch()
         url = self._url.set(port=self.proxy.port, drivername=f"postgresql+{('psycopg', 'asyncpg')[self.number % 2]}")
-        given = (url.render_as_string(hide_password=False), str(self.log), self._sabotage)
+        given = (self.role, url.render_as_string(hide_password=False), str(self.log), self._sabotage)
         self._process = _nursery.Process(target=worker.live, args=given)
         self._process.start()
 
@@ -94,10 +106,20 @@ class Place:
 
 
 class Fleet:
-    """All places."""
+    """All places: `workers` of them, and two whose processes only maintain, of which one may be `forced` to lead.
 
-    def __init__(self, url: URL, logs: Path, *, workers: int, sabotage: str | None) -> None:
-        self.places = [Place(number, url, logs, sabotage) for number in range(workers)]
+    Every other worker maintains beside its jobs, and every third is patient: so long as it asks for, its jobs are its.
+    """
+
+    def __init__(self, url: URL, logs: Path, *, workers: int, forced: bool, sabotage: str | None) -> None:
+        roles = [
+            worker.Role("worker", maintains=number % 2 == 0, stale_after=worker.STALE_AFTER * (1 + (number % 3 == 2)))
+            for number in range(workers)
+        ]
+        keepers = [worker.Role("maintenance", alone=True, forced=forced and number == 1) for number in range(2)]
+        self.workers = [Place(number, role, url, logs, sabotage) for number, role in enumerate(roles)]
+        self.keepers = [Place(number, role, url, logs, sabotage) for number, role in enumerate(keepers)]
+        self.places = self.workers + self.keepers
         self.logs = logs
         #: What processes did that they should not, one line each.
         self.wrong: list[str] = []
@@ -153,7 +175,7 @@ class Fleet:
                     self.in_vain[place] = 0
                 if place.busy or (status := place.status) is None:
                     continue
-                if " serves " in place.log.read_text(errors="replace"):
+                if place.has_begun:
                     self.wrong.append(f"it ended by itself with status {status}: {place.log}\n{place.tail()}")
                 self.no_start += 1
                 self.in_vain[place] += 1

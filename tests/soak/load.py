@@ -13,7 +13,7 @@ from sqlalchemy import URL, select, text
 from sqlalchemy import exc as sa_exc
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
-from awa_sqla import EnqueueRequest, FollowUpError, FollowUps, JobRecord, JobState, enqueue
+from awa_sqla import EnqueueRequest, FollowUpError, FollowUps, JobNotFound, JobRecord, JobState, enqueue
 from awa_sqla import asyncio as later
 from tests.soak import app
 from tests.soak.app import Attend, Park, Plan, Walk, WalkAsync
@@ -34,8 +34,8 @@ OPEN = (
     "+ (SELECT count(*) FROM awa.follow_up_obligations)"
 )
 FINISHED = (
-    f"SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state IN "
-    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')"
+    f"SELECT (SELECT count(*) FROM awa.{JobRecord.__tablename__} WHERE state IN "
+    f"('{JobState.COMPLETED}', '{JobState.FAILED}', '{JobState.CANCELLED}')) + (SELECT count(*) FROM soak_pruned)"
 )
 
 
@@ -52,6 +52,9 @@ def plan(rng: random.Random, slow_share: float) -> EnqueueRequest:
         fields["agains"] = rng.randint(1, 2)
     if rng.random() < 0.05:
         fields["snoozes"] = rng.randint(1, 2)
+    deadline: timedelta | None = None
+    if kind is app.CallAsync and rng.random() < 0.03:
+        fields["drags"], deadline = True, timedelta(seconds=2.5)
     fields["end"] = rng.choices(("done", "cancel", "fatal"), (90, 5, 5))[0]
     for field, share in (("child", 0.25), ("tells", 0.25), ("balks", 0.03)):
         fields[field] = rng.random() < share
@@ -59,8 +62,11 @@ def plan(rng: random.Random, slow_share: float) -> EnqueueRequest:
         fields["balks"] = False  # it would be in the way of whoever answers
     if rng.random() < 0.04:  # spent after two attempts, whatever ends them; kept as a dead letter
         return EnqueueRequest(kind(**fields | {"raises": 1000}), queue="doomed", max_attempts=2)
-    options: dict[str, Any] = {"delay": timedelta(seconds=rng.uniform(0.1, 2))} if rng.random() < 0.05 else {}
-    return EnqueueRequest(kind(**fields), queue="slow" if slow else "quick", priority=rng.randint(1, 4), **options)
+    delay = timedelta(seconds=rng.uniform(0.1, 2)) if rng.random() < 0.05 else None
+    queue = "slow" if slow else app.BRIEF if rng.random() < 0.1 else "quick"
+    priority = rng.randint(1, 4)
+    own = {"priority": priority}
+    return EnqueueRequest(kind(**fields), queue=queue, priority=priority, delay=delay, deadline=deadline, metadata=own)
 
 
 class Driver:
@@ -181,6 +187,8 @@ class Load:
                 await self._cancel(maker, job_id, keep=keep)
             except FollowUpError:
                 self.refused += 1  # its spec balks: nothing is committed
+            except JobNotFound:
+                pass  # it is deleted by now; if it was not kept long enough, or is lost, the audit says so
             except (sa_exc.OperationalError, sa_exc.InterfaceError, OSError):
                 pass  # a frozen worker holds the row, or there is no database: never mind
 
@@ -211,6 +219,8 @@ async def _one_by_one(session: AsyncSession, requests: list[EnqueueRequest]) -> 
             priority=request.priority,
             max_attempts=request.max_attempts,
             delay=request.delay,
+            deadline=request.deadline,
+            metadata=request.metadata,
         )
         for request in requests
     ]

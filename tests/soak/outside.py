@@ -1,4 +1,4 @@
-"""Those who answer callbacks: soon, in a transaction that is rolled back now and then, and never the same way."""
+"""Those who answer callbacks: soon, late, again, or not at all; in a transaction that is rolled back now and then."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Outside:
     def __init__(self, driver: Driver, seed: int) -> None:
         self._driver = driver
         self._rng = random.Random(f"{seed} outside")
+        #: Callbacks that have been answered, have come too late, or nobody waits for any more.
+        self._old: list[tuple[int, int, UUID]] = []
+        self.in_vain = 0
 
     async def answer_all(self) -> None:
         """For ever."""
@@ -37,6 +40,10 @@ class Outside:
                 for job_id, lease, callback_id, kind, state in waiting:
                     if self._rng.random() < (0.5 if state is JobState.WAITING_EXTERNAL else 0.1):
                         await self._answer(job_id, lease, callback_id, attended=kind == "attend")
+                    self._old.append((job_id, lease, callback_id))
+                    old = self._old.pop(self._rng.randrange(len(self._old)))
+                    await self._answer(*old, attended=self._rng.random() < 0.5)  # again, or late
+                    del self._old[:-200]
             except (sa_exc.OperationalError, sa_exc.InterfaceError, OSError):
                 pass  # the server is just restarting, or a frozen worker holds the row
 
@@ -53,6 +60,7 @@ class Outside:
                 else:
                     await later.fail_external(session, callback_id, "refused")
             except CallbackNotFound:
+                self.in_vain += 1
                 return
             session.add(Answered(job_id=job_id, run_lease=lease, callback_id=callback_id, how=how))
             if self._rng.random() < 0.1:

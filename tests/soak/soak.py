@@ -20,7 +20,7 @@ from awa_sqla import asyncio as later
 from awa_sqla.localpg import LocalPostgres
 from awa_sqla.schema import create_all
 from awa_sqla.session import catalogue
-from tests.soak import app, audit
+from tests.soak import app, audit, upkeep
 from tests.soak.chaos import Amounts, Chaos
 from tests.soak.fleet import Fleet
 from tests.soak.load import FINISHED, OPEN, Driver, Load
@@ -37,11 +37,13 @@ ALARMING = (
     "was never retrieved",
     "was never awaited",
     "Fatal Python",
+    "ERROR awa_sqla.maintenance: lane ",
+    "ERROR awa_sqla.maintenance: schedule ",
 )
 
 
 #: What the summary counts, in this order.
-DONE = ("kills", "terms", "stops", "backend terminations", "restarts", "cuts")
+DONE = ("kills", "terms", "stops", "kills of maintenance", "leaders frozen", "backend terminations", "restarts", "cuts")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Settings:
     workers: int = 3
     sabotage: str | None = None
     failovers: int = 0
+    fight: bool = True
     database_url: str | None = None
     logs: Path | None = None
     quiet: bool = False
@@ -94,6 +97,9 @@ class Report:
             f"lost {found('lost')}",
             f"follow-ups missing {found('follow-ups missing')}, doubled {found('follow-ups doubled')}",
             f"stuck {found('stuck')}",
+            "ticks {}: doubled {}, missing {}".format(
+                counts.get("ticks", 0), found("ticks that fired twice"), found("ticks that did not fire")
+            ),
             ", ".join(f"{what} {did[what]}" for what in DONE) + f", cuts in COMMIT {before + after} (before {before}, "
             f"after {after})",
             f"{self.seconds / 60:.1f} min",
@@ -130,12 +136,17 @@ class Soak:
         self._driver = Driver(self._url)
         self._load = Load(self._driver, settings.jobs, settings.seed, settings.slow)
         try:
-            async with Fleet(self._url, self._logs, workers=settings.workers, sabotage=settings.sabotage) as fleet:
+            forced, sabotage = settings.fight, settings.sabotage
+            async with Fleet(
+                self._url, self._logs, workers=settings.workers, forced=forced, sabotage=sabotage
+            ) as fleet:
                 amounts = Amounts.of(settings.kills, stops=settings.stops, failovers=settings.failovers)
                 self._chaos = Chaos(fleet, self._driver, self._server, amounts, settings.seed)
                 talk = asyncio.create_task(self._progress())
-                outside = asyncio.create_task(Outside(self._driver, settings.seed).answer_all())
+                others = Outside(self._driver, settings.seed)
+                outside = asyncio.create_task(others.answer_all())
                 await self._storm(settings.seconds)
+                await self._driver.surely(self._end_of_time)
                 if await self._drained():
                     await self._every_slot()
                 outside.cancel()
@@ -146,6 +157,7 @@ class Soak:
                     self._report.commits.update(place.proxy.cuts)
                 self._report.did = self._chaos.did
                 self._report.did["started again"] = fleet.no_start
+                self._report.did["answers in vain"] = others.in_vain
         finally:
             await self._driver.close()
         self._report.wrong += alarms(self._logs)
@@ -176,6 +188,10 @@ class Soak:
     def _now(self) -> audit.Findings:
         with connect(self._url) as connection:
             return audit.look_now(connection)
+
+    async def _end_of_time(self) -> None:
+        async with self._driver.engine.begin() as connection:
+            await connection.execute(text(upkeep.END_OF_TIME))
 
     async def _drained(self) -> bool:
         """Whether all jobs end; as long as some do, there is hope."""
@@ -230,6 +246,7 @@ def set_up(url: URL) -> None:
     with engine.begin() as connection:
         create_all(connection)
         Base.metadata.create_all(connection)
+        upkeep.set_up(connection)
     with Session(engine) as session, session.begin():
         session.add_all(Expected(kind=kind, outcome=outcome, spec=spec) for kind, outcome, spec in app.NOTING)
         catalogue.publish(session, [(one.kind, one.outcome, one.name) for one in app.awa.follow_ups.specs])
