@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from awa_sqla import limits
 from awa_sqla.errors import InvalidJob
 from awa_sqla.maintenance.firing import fire, write_failure
-from awa_sqla.maintenance.schedules import SEEN, Due, Stored, due, schedules, seen, sync
+from awa_sqla.maintenance.schedules import LATE, SEEN, Due, Stored, due, rewind, schedules, seen, sync
 from awa_sqla.periodic import Periodic
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
@@ -111,6 +111,8 @@ class Cron:
             return IDLE
         read_at, before = monotonic(), set(self._tasks)
         await self._refresh(now, rows)
+        if leading and any(row.since > now + LATE for row in rows):
+            return await self._rewind()
         mine = [row for row in rows if self._may_fire(row, leading=leading)]
         waits: list[float] = [LOOK, *(t.until - read_at for t in self._troubles.values() if t.until > read_at)]
         for row, found in await asyncio.to_thread(_survey, mine, now):
@@ -136,6 +138,12 @@ class Cron:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _rewind(self) -> float:
+        async with self._maker.begin() as session:
+            if names := await session.run_sync(rewind):
+                log.warning("the database's clock has gone back: schedules %s count from now", names)
+        return BREATH if names else LOOK
 
     def _may_fire(self, row: Stored, *, leading: bool) -> bool:
         """Whether it is this process's turn with a schedule, if something is due."""

@@ -862,3 +862,36 @@ def test_a_fired_tick_tells_its_job(maker, awa) -> None:
     (job,) = jobs(maker)
     assert fired == Fired(job.id)
     assert (job.parent_id, job.root_id, job.args_version) == (None, None, 1)
+
+
+def test_a_clock_of_the_database_that_went_back_stops_no_schedule(maker, awa, look, caplog) -> None:
+    """It was a day ahead, and schedules fired or were declared in that time."""
+    for name in ("fired", "declared", "fine"):
+        awa.periodic(name, "* * * * *", Report())
+    write(maker, awa)
+    tomorrow = func.clock_timestamp() + timedelta(days=1)
+    change(maker, "fired", last_enqueued_at=tomorrow)
+    change(maker, "declared", counts_from=tomorrow)
+    before = row(maker, "fine").counts_from
+    assert look() < 1
+    assert re.findall("gone back: schedules (.*) count from now", caplog.text) == ["['declared', 'fired']"]
+    with maker() as session:
+        now, rows = schedules(session)
+    assert now is not None
+    assert all(found.since <= now for found in rows)
+    assert row(maker, "fine").counts_from == before
+    caplog.clear()
+    since(maker, "declared", 2 * MINUTE)
+    look()
+    assert len(jobs(maker)) == 1
+    assert caplog.records == []
+
+
+def test_a_mark_in_the_future_that_somebody_holds_is_left_for_later(maker, awa, look) -> None:
+    awa.periodic("x", "* * * * *", Report())
+    write(maker, awa)
+    change(maker, "x", last_enqueued_at=func.clock_timestamp() + timedelta(days=1))
+    with maker.begin() as session:
+        session.get_one(CronSchedule, "x", with_for_update=True)
+        assert look() == cron_module.LOOK
+    assert look() < 1
