@@ -114,7 +114,7 @@ def rewind(session: Session) -> list[str]:
 
     They would else not fire before that time comes again. Waits for no lock.
     """
-    return list(session.scalars(_REWIND))
+    return sorted(session.scalars(_REWIND))
 
 
 class Stored(NamedTuple):
