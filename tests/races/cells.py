@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.races.matrix import ATTENDING_RULES, CALLBACK_RULES, RESCUES, RULES, Verdict, judge
-from tests.races.starts import ATTENDED_STARTS, OVERDUE_STARTS, PLAIN_STARTS, STARTS
+from tests.races.starts import ATTENDED_STARTS, OVERDUE_STARTS, PLAIN_STARTS, RISEN_STARTS, STARTS
 
 ENDS = ("commit", "rollback", "rollback to a savepoint")
 WINNERS = ("first", "second", "both", "neither")
@@ -51,17 +51,21 @@ ABOUT = {
 }
 
 
-def other_rescues(start: str) -> set[str]:
-    """The rescues that the short matrix leaves out: all but the one that takes the job, if one does."""
-    own = [name for name in RESCUES if RULES[name].takes(STARTS[start])] or ["rescue_stale"]
-    return RESCUES.keys() - own
+#: The lanes of maintenance of which the short matrix has one for each job, and the jobs that it has not.
+LANES = {*RESCUES, "age"}
+BESIDE_STARTS = OVERDUE_STARTS | RISEN_STARTS
+
+
+def other_lanes(start: str) -> set[str]:
+    """The lanes that the short matrix leaves out: all but the one that takes the job, or a rescue if none does."""
+    return LANES - set([name for name in LANES if RULES[name].takes(STARTS[start])] or ["rescue_stale"])
 
 
 def ends_beside(start: str, first: str, second: str) -> tuple[str, ...]:
-    """How the first's transaction ends, of what the short matrix leaves out: every rescue meets every operation in
-    every job, if either of the two finds something to do.
+    """How the first's transaction ends, of what the short matrix leaves out: every lane meets every operation in every
+    job, if either of the two finds something to do; everything meets in a job that has risen.
     """
-    raced = RESCUES.keys() if start in OVERDUE_STARTS else other_rescues(start)
+    raced = RULES.keys() if start in RISEN_STARTS else LANES if start in OVERDUE_STARTS else other_lanes(start)
     takes = any(RULES[name].takes(STARTS[start]) for name in (first, second))
     return ENDS[:2] if raced & {first, second} and takes else ()
 
@@ -75,11 +79,11 @@ def ends_raced(start: str, first: str, second: str) -> tuple[str, ...]:
     * In the last attempt, one of the two is of those that it makes a difference to.
     * A verb of waits meets those that find something to do as well. Where a handler waits, the job is its attempt's as
       if it ran: raced is what the start is `ABOUT`, with everything, and everything with itself.
-    * One rescue, and no job that is overdue: `ends_beside` has the others.
+    * One lane of maintenance, and no job that is overdue or has risen: `ends_beside` has the others.
     """
     job, pair = STARTS[start], {first, second}
     one, two = (RULES[name].takes(job) for name in (first, second))
-    if start in OVERDUE_STARTS or other_rescues(start) & pair:
+    if start in BESIDE_STARTS or other_lanes(start) & pair:
         raced = False
     elif start in ATTENDED_STARTS:
         raced = (one or two) and (first == second or bool(ABOUT[start] & pair))
@@ -99,8 +103,8 @@ def cells(*, long: bool = False, beside: bool = False) -> Iterator[Cell]:
     """Every ordered pair in every starting state, committed and rolled back, but for those that tell nothing more.
 
     Flushed before the race or not alternates from pair to pair, and from state to state; a `long` matrix has both,
-    rolls back to a savepoint as well, and leaves no pair out. What is `beside` the short one is the rescues that it
-    leaves out.
+    rolls back to a savepoint as well, and leaves no pair out. What is `beside` the short one is what it leaves out of
+    maintenance.
     """
     short = ends_beside if beside else ends_raced
     for at, start in enumerate(STARTS):

@@ -196,6 +196,12 @@ RULES = {
     "set_progress": _fenced(lambda job: replace(job, progress=50)),
     "beat": _fenced(lambda job: replace(job, silent=False), Answer.NOTHING, waits=False),
     **RESCUES,
+    "age": Rule(
+        lambda job: job.state == "available" and not job.aged,
+        lambda job: replace(job, priority=1, aged=1),
+        Answer.NOTHING,
+        waits=False,
+    ),
     "promote": Rule(
         lambda job: job.store == "scheduled",
         lambda job: job.becomes("available", store="hot"),

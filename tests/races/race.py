@@ -26,19 +26,12 @@ from awa_sqla.session.events import EVENTS
 from tests.app import NotifyOps, Order, Signup
 from tests.races.cells import Cell
 from tests.races.matrix import RULES, Answer
+from tests.races.queries import COMMITTED, HELD_UP
 from tests.races.starts import STARTS, Job
 from tests.races.verbs import RACERS, Scene, Told, new_token, told
 from tests.worlds import PATIENCE, AsyncWorld, Database, World
 
 T = TypeVar("T")
-
-#: Behind another session, that is; behind the autovacuum everyone may have to wait for a moment.
-HELD_UP = """
-SELECT EXISTS (
-    SELECT FROM unnest(pg_blocking_pids(%s)) blocker JOIN pg_stat_activity ON pid = blocker
-    WHERE backend_type = 'client backend'
-)
-"""
 
 QUEUES = {False: "race", True: "race-kept"}
 
@@ -136,17 +129,6 @@ def follow_all(follow_ups: FollowUps) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ the stage
-_COMMITTED = """
-    SELECT job.*, heartbeat_at < now() - interval '30 min' AS silent,
-        callback_timeout_at < now() AS expired, COALESCE(deadline_at < now(), false) AS overdue,
-        (SELECT dlq_reason FROM dlq_entries WHERE id = job.id),
-        ARRAY(SELECT parent_outcome FROM jobs WHERE parent_id = job.id) AS children,
-        ARRAY(SELECT outcome FROM follow_up_obligations WHERE job_id = job.id) AS owed,
-        ARRAY(SELECT note FROM app_order) AS orders
-    FROM jobs AS job WHERE id = %s
-"""
-
-
 class Stage:
     """The database of the races: one job at a time."""
 
@@ -180,9 +162,9 @@ class Stage:
         table = "scheduled_jobs" if start.store == "scheduled" else "jobs_hot"
         [(job_id, lease)] = self.database.rows(
             f"INSERT INTO {table} "
-            "(kind, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, deadline_at, "
-            "errors, progress, callback_id, callback_timeout_at, attended_at, callback_answer) VALUES "
-            "('signup', %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
+            "(kind, priority, queue, state, attempt, max_attempts, run_lease, run_at, heartbeat_at, finalized_at, "
+            "deadline_at, errors, progress, callback_id, callback_timeout_at, attended_at, callback_answer) VALUES "
+            f"('signup', {start.priority}, %s, %s, %s, %s, nextval('run_lease_seq'), now() - interval '1 hour', "
             f"{beat}, {ended}, {deadline}, %s::jsonb[], %s, %s, {wait}, {'now()' if start.attended else 'NULL'}, %s) "
             "RETURNING id, run_lease",
             queue,
@@ -194,6 +176,8 @@ class Stage:
             callback,
             answer,
         )
+        if start.aged:
+            self.database.execute("UPDATE jobs_hot SET aged = %s", start.aged)
         for outcome in start.owed:
             self.database.execute(
                 "INSERT INTO follow_up_obligations (job_id, kind, outcome, spec, snapshot) "
@@ -210,7 +194,7 @@ class Stage:
     ) -> list[str]:
         """Where the committed rows are not those of the reference; `lease` and `token` are those last handed out."""
         held = scene.held
-        found = self.database.rows(_COMMITTED, held.id)
+        found = self.database.rows(COMMITTED, held.id)
         if len(found) != 1:
             return [f"the job is in {[row.stored_in for row in found]}"]
         [row] = found
@@ -226,6 +210,7 @@ class Stage:
             "progress": (row.progress and row.progress["percent"], end.progress),
             "result": (row.result, end.result),
             "silence": (row.silent, end.silent if end.has_worker else None),
+            "priority": ((row.priority, row.aged), (end.priority, end.aged)),
             "lateness": (row.overdue, end.overdue),
             "attendance": (row.attended_at is not None, end.attended),
             "answer": (named.get(answer["callback"], "other"), end.answer),

@@ -20,6 +20,9 @@ class Job:
     """Whether the worker has not beaten for long."""
     overdue: bool = False
     """Whether the attempt's deadline has passed; it does not count while its handler waits."""
+    priority: int = 2
+    aged: int = 0
+    """By how much it has risen while it was available."""
     keeps_dead_letters: bool = False
     callback: str | None = None
     """Whose answer it waits for: "known" is the token that both racers have, "other" one that they do not have."""
@@ -42,7 +45,8 @@ class Job:
         callback = self.callback if state in CALLED else None
         answer = self.answer if state == "running" else None
         overdue = self.overdue and (state == "running" or changes.get("attended", False))
-        kept = {"callback": callback, "attended": False, "answer": answer, "overdue": overdue}
+        own = {"priority": self.priority + self.aged, "aged": 0}
+        kept = {"callback": callback, "attended": False, "answer": answer, "overdue": overdue, **own}
         return replace(self, state=state, **kept | changes)
 
     @property
@@ -89,4 +93,6 @@ OVERDUE_STARTS = {
     "overdue-last": replace(PLAIN_STARTS["last"], silent=False, overdue=True),
     "overdue-last-kept": replace(PLAIN_STARTS["last-kept"], silent=False, overdue=True),
 }
-STARTS |= ATTENDED_STARTS | OVERDUE_STARTS
+#: It has waited, and has risen.
+RISEN_STARTS = {"risen": replace(PLAIN_STARTS["available"], priority=1, aged=1)}
+STARTS |= ATTENDED_STARTS | OVERDUE_STARTS | RISEN_STARTS

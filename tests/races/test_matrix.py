@@ -27,7 +27,7 @@ SLICED = [] if LONG else ["async-asyncpg", "psycopg2"]
 STEP = 7
 
 CELLS = list(cells(long=LONG > 0))
-#: The rescues that the short matrix leaves out; the long one has them.
+#: What the short matrix leaves out of maintenance; the long one has it.
 BESIDE = [] if LONG else list(cells(beside=True))
 ROWS = list(dict.fromkeys((cell.start, cell.first) for cell in CELLS))
 
@@ -61,7 +61,7 @@ def test_of_two_that_race_the_documented_one_wins(
 @pytest.mark.case(26)
 @pytest.mark.parametrize("start", dict.fromkeys(cell.start for cell in BESIDE))
 @pytest.mark.parametrize("world", WHOLE, indirect=True)
-def test_every_rescue_races_with_everything(world: World, stage: Stage, tally: Tally, start: str) -> None:
+def test_maintenance_races_with_everything(world: World, stage: Stage, tally: Tally, start: str) -> None:
     run(world, stage, tally, [cell for cell in BESIDE if cell.start == start])
 
 

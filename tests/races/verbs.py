@@ -38,7 +38,7 @@ from awa_sqla import (
     set_progress,
     snooze,
 )
-from awa_sqla.maintenance import dispatch_obligation, promote, rescue_callbacks, rescue_overdue, rescue_stale
+from awa_sqla.maintenance import age, dispatch_obligation, promote, rescue_callbacks, rescue_overdue, rescue_stale
 from awa_sqla.session import attending, ledger
 from awa_sqla.session.attending import attend, go_on
 from awa_sqla.session.specs import Spec
@@ -130,6 +130,7 @@ RACERS: dict[str, Racer] = {
     "rescue_stale": lambda session, scene: rescue_stale(session, stale_after=MINUTE),
     "rescue_overdue": lambda session, scene: rescue_overdue(session, stale_after=MINUTE),
     "rescue_callbacks": lambda session, scene: rescue_callbacks(session, stale_after=MINUTE),
+    "age": lambda session, scene: age(session),
     "promote": lambda session, scene: promote(session).jobs,
     "dispatch": lambda session, scene: dispatch_obligation(session, scene.specs),
     "thief": _thief,
