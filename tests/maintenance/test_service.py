@@ -267,11 +267,11 @@ def test_a_leader_without_the_app_fires_what_a_worker_has_declared(place):
     app.task(Next)(lambda ctx: None)
     app.periodic("each second", "* * * * * *", Next())
 
-    async def scene(process: Any) -> None:
-        async with app.worker(place.url, maintenance=False):
+    async def scene() -> None:
+        async with app.worker(place.url, maintenance=False), place.app.maintenance(place.url):
             await place.until(lambda: states(place)[:2] == ["completed", "completed"])
 
-    place.play(scene)
+    asyncio.run(scene())
     assert {row.name for row in place.sql("SELECT metadata ->> 'cron_name' AS name FROM awa.jobs")} == {"each second"}
 
 
