@@ -46,7 +46,7 @@ LANES = (
 
 #: Seconds between passes: the longest sleep of promotion, between looks for obligations and for lost attempts, ageing,
 #: retention, and the least between two counts.
-PROMOTION, OBLIGATIONS, RESCUE, AGEING, RETENTION, COUNTS = 2.0, 5.0, 30.0, 15.0, 60.0, 60.0
+PROMOTION, OBLIGATIONS, RESCUE, AGEING, RETENTION, COUNTS = 2.0, 5.0, 30.0, 30.0, 60.0, 60.0
 #: Jobs of one rescue, about 5 ms each. It holds all their rows until it ends, and an outcome that came late after all
 #: waits for a second.
 RESCUES = 100
