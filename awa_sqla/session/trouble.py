@@ -26,12 +26,14 @@ def passing(error: BaseException) -> bool:
     code = sqlstate(error)
     if code is not None:
         return code.startswith(_PASSING)
-    return error.connection_invalidated or isinstance(error, sa_exc.OperationalError | sa_exc.InterfaceError)
+    # Internal, and no error of the server: asyncpg is confused by a connection that is terminated while it is set up.
+    found = sa_exc.OperationalError | sa_exc.InterfaceError | sa_exc.InternalError
+    return error.connection_invalidated or isinstance(error, found)
 
 
 def _of_asyncpg(error: BaseException) -> bool:
     driver: Any = sys.modules.get("asyncpg")  # which need not be there
-    return driver is not None and isinstance(error, driver.InterfaceError)
+    return driver is not None and isinstance(error, driver.InterfaceError | driver.InternalClientError)
 
 
 def transient(error: BaseException) -> bool:

@@ -21,13 +21,13 @@ from awa_sqla import FollowUps
 from tests.races.cells import ENDS, WINNERS
 from tests.races.keys import Wait
 from tests.races.race import Stage, follow_all
-from tests.races.sabotage import CALLBACK_GUARDS, GUARDS, KEY_GUARDS
+from tests.races.sabotage import CALLBACK_GUARDS, GUARDS, KEY_GUARDS, SWEEP_GUARDS
 from tests.worlds import Database, database, follow_ups, pytest_pyfunc_call, world
 
 __all__ = ["database", "follow_ups", "pytest_pyfunc_call", "world"]
 
 VARIABLE = "AWA_SABOTAGE"
-SWITCHES = GUARDS | CALLBACK_GUARDS | KEY_GUARDS
+SWITCHES = GUARDS | SWEEP_GUARDS | CALLBACK_GUARDS | KEY_GUARDS
 _totals: Counter[str] = Counter()
 
 

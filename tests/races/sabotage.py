@@ -93,10 +93,12 @@ def _owe_nothing(session: Any, entry: ledger.Staged) -> list[object]:
 GUARDS = {
     "lease": lambda: edited(_without_lease),
     "claim": lambda: edited(_without_claim),
-    "rescue": lambda: edited(_without_rescue),
     "ledger": lambda: _replaced(ledger, "stage", _stage_nothing),
     "obligation": lambda: _replaced(drain, "_follow_ups", _owe_nothing),
 }
+
+#: Those of maintenance: what a sweep has seen is looked at again under its lock.
+SWEEP_GUARDS = {"rescue": lambda: edited(_without_rescue)}
 
 #: Those of callbacks: which one it is, and whether a handler waits for it.
 CALLBACK_GUARDS = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.races.matrix import FENCED
-from tests.races.sabotage import CALLBACK_GUARDS, GUARDS, KEY_GUARDS
+from tests.races.sabotage import CALLBACK_GUARDS, GUARDS, KEY_GUARDS, SWEEP_GUARDS
 
 ROOT = Path(__file__).parents[2]
 #: For each guard: a row of a matrix, and the violations that must show in it.
@@ -84,7 +84,7 @@ ROWS = {
 
 @pytest.mark.slow
 @pytest.mark.sabotage
-@pytest.mark.parametrize("guard", [*GUARDS, *CALLBACK_GUARDS, *KEY_GUARDS])
+@pytest.mark.parametrize("guard", [*GUARDS, *SWEEP_GUARDS, *CALLBACK_GUARDS, *KEY_GUARDS])
 def test_the_matrix_is_red_without_a_guard(guard: str) -> None:
     file, row, violations = ROWS[guard]
     command = [sys.executable, "-m", "pytest", f"tests/races/{file}", "-q", "-p", "no:xdist", "-k", row]

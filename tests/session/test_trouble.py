@@ -6,6 +6,7 @@ import asyncio
 
 import asyncpg
 import pytest
+from sqlalchemy.exc import InternalError
 
 from awa_sqla.session.trouble import passing, transient
 
@@ -23,7 +24,24 @@ def test_a_connection_that_ends_before_it_is_set_up_passes(db_url_str: str) -> N
     assert passing(caught.value)
 
 
-@pytest.mark.parametrize("error", [ValueError(), RuntimeError("connection is closed"), asyncpg.UndefinedTableError()])
+CONFUSED = asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+
+
+@pytest.mark.parametrize("error", [CONFUSED, InternalError("BEGIN", None, CONFUSED)])
+def test_a_connection_that_is_terminated_while_it_is_set_up_passes(error: Exception) -> None:
+    """As asyncpg puts it, and as SQLAlchemy does."""
+    assert passing(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError(),
+        RuntimeError("connection is closed"),
+        asyncpg.UndefinedTableError(),
+        InternalError("x", None, asyncpg.DataCorruptedError()),
+    ],
+)
 def test_other_errors_do_not(error: Exception) -> None:
     assert not passing(error)
     assert not transient(error)

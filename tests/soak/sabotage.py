@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from tests.races.sabotage import GUARDS as OF_RACES
-from tests.races.sabotage import edited
+from tests.races.sabotage import SWEEP_GUARDS, edited
 
 _SEEN = re.compile(
     r"(awa\.)?cron_jobs\.last_enqueued_at IS NOT DISTINCT FROM ((%\(seen\)s|\$\d+)(::TIMESTAMP WITH TIME ZONE)?)"
@@ -17,4 +17,4 @@ def _without_seen(statement: str) -> str:
     return _SEEN.sub(r"\2 IS NOT DISTINCT FROM \2", statement)
 
 
-GUARDS = OF_RACES | {"cron": lambda: edited(_without_seen)}
+GUARDS = OF_RACES | SWEEP_GUARDS | {"cron": lambda: edited(_without_seen)}
