@@ -42,13 +42,13 @@ SENDERS: Mapping[str, str] = {
     "claims": r"SKIP LOCKED.*claimed|run_lease_seq",
     "lease": r"leaders SET|FROM awa.leaders|INTO awa.leaders",
     "schedules": r"cron_jobs",
+    "rescue": r"FOR NO KEY UPDATE OF jobs_hot",
     "ageing": r"aged",
     "retention": r"DELETE FROM",
     "counts": r"job_counts",
     "promotion": r"scheduled_jobs",
     "obligations": r"follow_up_obligations",
     "heartbeat": r"runtime_instances|follow_up_specs|AS flight",
-    "rescue": r"heartbeat_at|callback_timeout_at",
     "listener": r"^LISTEN",
 }
 

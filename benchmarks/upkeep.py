@@ -111,14 +111,14 @@ def passes(engine: Engine) -> dict[str, Look]:
     return {lane.name: looked_at(engine, lane) for lane in LANES}
 
 
-def pruned(engine: Engine, seconds: float = 1e9) -> tuple[int, float]:
-    """Delete in batches until a batch is not full; how many rows, and in how many seconds."""
+def pruned(engine: Engine, limit: int, seconds: float) -> tuple[int, float]:
+    """Delete in batches until a batch is not full, or time is over; how many rows, and in how many seconds."""
     rows, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         with Session(engine) as session, session.begin():
-            batch = prune_jobs(session)
+            batch = prune_jobs(session, limit=limit)
         rows += batch
-        if batch < 1000:
+        if batch < limit:
             break
     return rows, time.perf_counter() - started
 
@@ -169,7 +169,7 @@ def emptied(own: str, given: argparse.Namespace, *, snapshot: bool) -> dict[str,
             load.taken()
             time.sleep(given.seconds)
             result["before"] = latency(load.taken()) | counters(admin)
-            rows, lasted = pruned(engine)
+            rows, lasted = pruned(engine, given.limit, given.longest)
             time.sleep(1.1)  # a session tells of what it has done once in a second
             result["during"] = latency(load.taken()) | counters(admin) | {"rows": rows, "seconds": lasted}
             limit = time.monotonic() + given.patience
@@ -186,8 +186,8 @@ def emptied(own: str, given: argparse.Namespace, *, snapshot: bool) -> dict[str,
 def markdown(about: Mapping[str, Any], found: Mapping[str, Any], deleted: Mapping[str, Any]) -> str:
     """The tables."""
     head = (
-        f"{about['when']}, PostgreSQL {about['postgresql']}, {about['cores']} cores shared with the server, "
-        f"{about['jobs']:,} finished jobs."
+        f"{about['when']}, PostgreSQL {about['postgresql']}, {about['cores']} cores shared with the server, load "
+        f"{about['load'][0]:.1f} before and {about['load'][1]:.1f} after; {about['jobs']:,} finished jobs."
     )
     lines = [
         head,
@@ -224,6 +224,8 @@ def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=1_000_000, help="finished jobs (1,000,000)")
     parser.add_argument("--seconds", type=float, default=10.0, help="how long claims are timed before and after (10)")
     parser.add_argument("--patience", type=float, default=90.0, help="how long an autovacuum is waited for (90)")
+    parser.add_argument("--limit", type=int, default=1000, help="rows of a batch (1000)")
+    parser.add_argument("--longest", type=float, default=120.0, help="seconds after which deleting stops (120)")
     parser.add_argument("--load", type=int, default=10, help="jobs of each of the 20 rounds in a second (10)")
     parser.add_argument("--set", action="append", default=[], help="a storage parameter of jobs_hot")
     parser.add_argument("--parts", type=lambda text: text.split(","), default=["plans", "plain", "snapshot"])
@@ -237,6 +239,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parsed(arguments)
     found: dict[str, dict[str, Look]] = {}
     deleted: dict[str, Any] = {}
+    load = os.getloadavg()[0]
     with server() as given_server:
         with psycopg.connect(given_server) as admin:
             row = admin.execute("SHOW server_version").fetchone()
@@ -252,6 +255,7 @@ def main(arguments: Sequence[str]) -> int:
         "when": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "postgresql": str(row[0]) if row else "",
         "cores": os.cpu_count(),
+        "load": [load, os.getloadavg()[0]],
         "jobs": given.jobs,
     }
     if found:

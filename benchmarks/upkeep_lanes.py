@@ -66,7 +66,8 @@ SELECT n, 'work', 'completed', 'elsewhere', '{}', CASE WHEN n % 100 = 0 THEN now
 FROM generate_series(1, %(n)s / 10) AS n""",
     """
 INSERT INTO awa.audit_log (at, source, verb, target)
-SELECT now() - interval '90 days' - (n - %(n)s / 20) * interval '1 s', 'cli', 'cancel', n::text FROM generate_series(1, %(n)s / 10) AS n""",
+SELECT now() - interval '90 days' - (n - %(n)s / 20) * interval '1 s', 'cli', 'cancel', n::text
+FROM generate_series(1, %(n)s / 10) AS n""",
     """
 INSERT INTO awa.callback_receipts (request, callback_id, action, created_at)
 SELECT int8send(n), gen_random_uuid(), 'complete', now() - interval '1 day' - (n - %(n)s / 20) * interval '1 s'
@@ -189,6 +190,9 @@ def _explained(engine: Engine, statement: str, parameters: Mapping[str, Any]) ->
     """The nodes of the generic plan, executed and rolled back."""
     names: dict[str, str] = {}
     numbered = re.sub(r"%\((\w+)\)s", lambda found: names.setdefault(found[1], f"${len(names) + 1}"), statement)
+    for name, number in names.items():
+        if isinstance(parameters[name], timedelta):  # which SQLAlchemy leaves to the driver to name
+            numbered = re.sub(rf"\{number}\b", f"{number}::interval", numbered)
     prepare = sql.SQL("PREPARE looked_at AS ") + sql.SQL(numbered.replace("%%", "%"))  # type: ignore[arg-type]
     call = "EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE looked_at"
     values = [parameters[name] for name in names]

@@ -143,9 +143,9 @@ def next_fires(
 
 
 def _change(session: Session, name: str, deed: Deed, verb: str, **values: ColumnElement[Any]) -> CronSchedule:
-    statement: Any = update(CronSchedule).where(CronSchedule.name == name).values(**values).returning(*_COLUMNS)
-    changed = session.execute(statement.execution_options(synchronize_session="fetch"))
-    schedule = next(_detached(changed), None)
+    statement: Any = update(CronSchedule).where(CronSchedule.name == name)
+    changed = statement.values(**values).returning(*_COLUMNS).execution_options(synchronize_session="fetch")
+    schedule = next(_detached(session.execute(changed)), None)
     if schedule is None:
         raise _unknown(session, name)
     deed.record(session, verb, name)

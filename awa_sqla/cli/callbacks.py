@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from awa_sqla.cli.finding import NotFoundError, Settings
-from awa_sqla.cli.root import EXIT_PRECONDITION, EXIT_UNREACHABLE, after_verb, leave
+from awa_sqla.cli.root import after_verb, leave, statuses
 from awa_sqla.signing import ACTIONS, KEY_BYTES
 
 SECRET_VARIABLE = "AWA_CALLBACK_SECRET"  # noqa: S105 - a name
@@ -42,10 +42,6 @@ def serve(settings: Settings, /, host: str, port: int, prefix: str, secret_env: 
     With an app, its follow-ups are made here; without, they are left as obligations for a worker. The secret is 64
     hexadecimal digits, or base64 of 32 bytes; two of them, with a comma between, while one takes over from the other.
     """
-    from sqlalchemy.exc import DBAPIError
-
-    from awa_sqla.errors import AwaError, SchemaVersionError
-
     serving = _serving()
     if not prefix.startswith("/"):
         raise click.BadParameter("must begin with /", param_hint="--prefix")
@@ -59,18 +55,8 @@ def serve(settings: Settings, /, host: str, port: int, prefix: str, secret_env: 
     except OSError as exc:
         leave(f"cannot listen on {host} port {port}: {exc.strerror or exc}", 1)
     ready = _Ready(prefix.rstrip("/"), signed=secret is not None, follow_ups=app is not None)
-    try:
+    with statuses():
         serving.serve(serving.Ingress(database, app, secret, prefix), listening, ready)
-    except SchemaVersionError as exc:
-        leave(str(exc), EXIT_PRECONDITION)
-    except AwaError as exc:
-        raise click.UsageError(str(exc)) from exc
-    except (DBAPIError, OSError) as exc:
-        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
-    except Exception as exc:
-        if not hasattr(exc, "sqlstate"):
-            raise
-        leave(f"the database cannot be reached: {exc}", EXIT_UNREACHABLE)  # asyncpg's own, out of a new connection
 
 
 @callbacks.command()

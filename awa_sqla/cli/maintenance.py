@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import click
 
 from awa_sqla.cli.finding import Settings
-from awa_sqla.cli.root import EXIT_PRECONDITION, EXIT_UNREACHABLE, Duration, after_verb, leave
+from awa_sqla.cli.root import EXIT_PRECONDITION, Duration, after_verb, leave, statuses
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -47,7 +45,7 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
     app = settings.find_app()
     database = settings.database(app)
     app = app or Awa()
-    with _statuses():
+    with statuses():
         if not once:
             sys.exit(app.run_maintenance(database, **options))
         fares = asyncio.run(app.maintenance(database, **options).once())
@@ -57,20 +55,3 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
         error = f"\t{fare['error']}" if fare["error"] else ""
         click.echo(f"{name}\t{fare['done']}\t{fare['seconds']:.3f}{error}")
     sys.exit(1 if any(fare["failures"] for fare in fares.values()) else 0)
-
-
-@contextmanager
-def _statuses() -> Generator[None, None, None]:
-    """What ends the process, as an exit status."""
-    from sqlalchemy.exc import DBAPIError
-
-    from awa_sqla.errors import AwaError, SchemaVersionError
-
-    try:
-        yield
-    except SchemaVersionError as exc:
-        leave(str(exc), EXIT_PRECONDITION)
-    except AwaError as exc:
-        raise click.UsageError(str(exc)) from exc
-    except (DBAPIError, OSError) as exc:
-        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)

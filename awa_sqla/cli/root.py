@@ -97,24 +97,15 @@ def worker(
     with status 130 or 143. SIGHUP is a first one; with --reload it loads the app anew when running jobs have ended.
     SIGUSR1 prints the running jobs and their stacks. Exit status 1: jobs had to be abandoned.
     """
-    from sqlalchemy.exc import DBAPIError
-
     from awa_sqla.cli.reload import FileReloader
-    from awa_sqla.errors import AwaError, SchemaVersionError
     from awa_sqla.worker.process import run_until_stopped
 
     reloader = FileReloader(settings) if reloads else None
     app = settings.load_app() if reloader is None else reloader.load_app()
     options |= {"queues": queues or None, "notify": not no_notify, "maintenance": not no_maintenance}
     database = settings.database(app)
-    try:
+    with statuses():
         status = run_until_stopped(lambda: app.worker(database, **options), uvloop=options["uvloop"], reloader=reloader)
-    except SchemaVersionError as exc:
-        leave(str(exc), EXIT_PRECONDITION)
-    except AwaError as exc:
-        raise click.UsageError(str(exc)) from exc
-    except (DBAPIError, OSError) as exc:
-        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
     sys.exit(status)
 
 
@@ -246,6 +237,27 @@ def _session(settings: Settings) -> Generator[Session, None, None]:
             yield session
     except DBAPIError as exc:
         leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
+
+
+@contextmanager
+def statuses() -> Generator[None, None, None]:
+    """What keeps a process of ours from running, as an exit status."""
+    from sqlalchemy.exc import DBAPIError
+
+    from awa_sqla.errors import AwaError, SchemaVersionError
+
+    try:
+        yield
+    except SchemaVersionError as exc:
+        leave(str(exc), EXIT_PRECONDITION)
+    except AwaError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except (DBAPIError, OSError) as exc:
+        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
+    except Exception as exc:
+        if not hasattr(exc, "sqlstate"):
+            raise
+        leave(f"the database cannot be reached: {exc}", EXIT_UNREACHABLE)  # asyncpg's own, out of a new connection
 
 
 def _shown(text: str) -> str:

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from awa_sqla import limits
 from awa_sqla.errors import InvalidJob
 from awa_sqla.maintenance.firing import fire, write_failure
-from awa_sqla.maintenance.schedules import SEEN, Due, Stored, due, schedules, seen, sync
+from awa_sqla.maintenance.schedules import LATE, SEEN, Due, Stored, due, rewind, schedules, seen, sync
 from awa_sqla.periodic import Periodic
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
@@ -109,8 +109,10 @@ class Cron:
             now, rows = await session.run_sync(schedules)
         if now is None:
             return IDLE
-        read_at = monotonic()
+        read_at, before = monotonic(), set(self._tasks)
         await self._refresh(now, rows)
+        if leading and any(row.since > now + LATE for row in rows):
+            return await self._rewind()
         mine = [row for row in rows if self._may_fire(row, leading=leading)]
         waits: list[float] = [LOOK, *(t.until - read_at for t in self._troubles.values() if t.until > read_at)]
         for row, found in await asyncio.to_thread(_survey, mine, now):
@@ -122,7 +124,7 @@ class Cron:
                     wait = (found.next - now).total_seconds() - (monotonic() - read_at)
             if wait is not None:
                 waits.append(wait)
-        waits += await self._callables()
+        waits += await self._callables([task for name, task in self._tasks.items() if name not in before])
         return max(min(waits), BREATH)
 
     @property
@@ -136,6 +138,12 @@ class Cron:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _rewind(self) -> float:
+        async with self._maker.begin() as session:
+            if names := await session.run_sync(rewind):
+                log.warning("the database's clock has gone back: schedules %s count from now", names)
+        return BREATH if names else LOOK
 
     def _may_fire(self, row: Stored, *, leading: bool) -> bool:
         """Whether it is this process's turn with a schedule, if something is due."""
@@ -238,16 +246,16 @@ class Cron:
             raise _BuildError(f"the callable raised {type(built).__name__}: {built}") from built
         return built
 
-    async def _callables(self) -> list[float]:
-        """Give callables a moment to return, once each; returns when to look again for their sake."""
-        fresh = [task for task in self._tasks.values() if task.get_name() != "late"]
+    async def _callables(self, fresh: list[asyncio.Task[float | None]]) -> list[float]:
+        """Give those that were just called a moment to return; returns when to look again for the sake of all."""
         if fresh:
-            _, late = await asyncio.wait(fresh, timeout=WAITS)
-            for task in late:
-                task.set_name("late")
+            await asyncio.wait(fresh, timeout=WAITS)
         done = {name: task for name, task in self._tasks.items() if task.done()}
         for name in done:
             del self._tasks[name]
+        errors = [error for task in done.values() if (error := task.exception()) is not None]
+        if errors:
+            raise errors[0]
         waits = [task.result() for task in done.values()]
         return [wait for wait in waits if wait is not None] + [FIRST_GO] * bool(self._tasks)
 

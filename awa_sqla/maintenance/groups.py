@@ -84,11 +84,8 @@ def fairly(due: CTE, key: Attribute, rows: Rows) -> CTE:
     Each group has the same share; what some of them leave over goes to those that have more. The choice is full
     whenever there are enough rows that nobody holds.
     """
-    share = (
-        select(func.greatest(MOST // func.nullif(func.count(), ONE, type_=BigInteger), ONE))
-        .select_from(due)
-        .scalar_subquery()
-    )
+    count = func.greatest(func.count(), ONE, type_=BigInteger)
+    share = select(func.greatest(MOST // count, ONE)).select_from(due).scalar_subquery()
     one = rows(due, share, ()).lateral("one")
     first = _materialized(select(*due.c, one.c.id).select_from(due.join(one, true())).limit(MOST), "first")
     of_group: list[Any] = [first.c[column.name] for column in due.c]

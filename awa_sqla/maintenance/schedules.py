@@ -29,6 +29,9 @@ LATE = timedelta(minutes=1)
 #: How many ticks above the bound are counted, for the log.
 _COUNTED = 10_000
 
+#: Schedules that one statement writes: each has fifteen parameters, and PostgreSQL takes 65,535.
+_CHUNK = 1000
+
 _table = CronSchedule.__table__
 _c = _table.c
 
@@ -56,8 +59,9 @@ def sync(session: Session, periodics: Iterable[Periodic]) -> frozenset[str]:
     mine = select(_c.name).where(_c.name.in_(list(changed))).order_by(_c.name)
     free = set(session.scalars(mine.with_for_update(key_share=True, skip_locked=True)))
     held = (changed.keys() & found.keys()) - free
-    if rows := [row for name, row in changed.items() if name not in held]:
-        _upsert(session, rows)
+    rows = [row for name, row in changed.items() if name not in held]
+    for start in range(0, len(rows), _CHUNK):
+        _upsert(session, rows[start : start + _CHUNK])
     return frozenset(held)
 
 
@@ -90,6 +94,29 @@ def seen(session: Session, names: Collection[str]) -> None:
     session.execute(_REFRESH, {"names": sorted(names)})
 
 
+_latest = func.greatest(_c.last_enqueued_at, _c.counts_from)
+_AHEAD = (
+    select(_c.name)
+    .where(_latest > func.statement_timestamp() + LATE)
+    .order_by(_c.name)
+    .with_for_update(key_share=True, skip_locked=True)
+)
+_REWIND = (
+    update(_table)
+    .where(_c.name.in_(_AHEAD))
+    .values(last_enqueued_at=func.least(_c.last_enqueued_at, NOW), counts_from=func.least(_c.counts_from, NOW))
+    .returning(_c.name)
+)
+
+
+def rewind(session: Session) -> list[str]:
+    """Let schedules whose marks lie in the future count from now, since the database's clock has gone back; which.
+
+    They would else not fire before that time comes again. Waits for no lock.
+    """
+    return sorted(session.scalars(_REWIND))
+
+
 class Stored(NamedTuple):
     """Of a schedule's row, what decides on when it fires."""
 
@@ -104,6 +131,11 @@ class Stored(NamedTuple):
     builds: bool
     unique: bool
     last_seen: datetime
+
+    @property
+    def since(self) -> datetime:
+        """Ticks count from after this time."""
+        return max(self.counts_from, self.last_enqueued_at or self.counts_from)
 
 
 _READ = select(
@@ -150,7 +182,7 @@ def due(row: Stored, now: datetime) -> Due:
     coalesce: the latest tick; catch_up: the latest `most_missed`; skip: the latest, when it is at most a minute late.
     """
     schedule = _schedule(row.cron_expr, row.timezone)
-    since = max(row.counts_from, row.last_enqueued_at or row.counts_from)
+    since = row.since
     first = _first(schedule, since)
     if first is None or first > now:
         return Due([], 0, first)

@@ -24,6 +24,7 @@ from sqlalchemy.orm import sessionmaker
 
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.maintenance.prune import forget_dead
+from awa_sqla.maintenance.schedules import sync
 from awa_sqla.maintenance.service import Service
 from awa_sqla.models.job import Attempt
 from awa_sqla.models.wakeups import queue_payload
@@ -136,6 +137,7 @@ class Worker(Visible):
         self._identity.concurrency, self._identity.stale_after = self._concurrency, self._options.stale_after
         async with self._maker.begin() as session:
             await session.run_sync(declare_queues, dict(self._queues))
+            await session.run_sync(sync, self._app.schedules.values())
             await session.run_sync(forget_dead)
             await session.run_sync(self._identity.write)
         self._finalizer = Finalizer(self._maker, self._acknowledged)

@@ -270,6 +270,7 @@ def test_what_becomes_available_late_rises_when_every_job_at_its_level_does(
     assert set(levels(database)) == {(1, 2), (1, 1)}
 
 
+@pytest.mark.beside
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_however_it_is_cut_into_passes_each_job_is_where_its_wait_says(shared: Any, data: st.DataObject) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import URL, create_engine, select, text
 from sqlalchemy.orm import Session
 
 from awa_sqla import Job, JobArgs, JobState, Unique, claim, complete, enqueue, enqueue_unique
 from awa_sqla.errors import UniqueConflict
-from awa_sqla.maintenance import prune_dead_letters, prune_jobs, prune_records
-from awa_sqla.maintenance.prune import Pruned
-from awa_sqla.models import CallbackReceipt
+from awa_sqla.maintenance import prune_dead_letters, prune_jobs
 from awa_sqla.session.table import TERMINAL
 from tests.worlds import Database, World, in_one_world
 
@@ -21,6 +20,26 @@ HOUR = 3600
 
 class Once(JobArgs, unique=Unique(states=JobState)):
     number: int = 0
+
+
+class Plain(JobArgs):
+    number: int = 0
+
+
+RETRY = text(
+    "UPDATE awa.jobs_hot SET state = 'available', finalized_at = NULL WHERE id IN (SELECT id FROM awa.jobs_hot "
+    "WHERE state IN ('completed', 'failed') ORDER BY finalized_at LIMIT 3 FOR UPDATE)"
+)
+
+
+#: No live row may go, whoever deletes it.
+REFUSE = """
+CREATE FUNCTION awa.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    RAISE EXCEPTION 'job % was %', OLD.id, OLD.state;
+END $$;
+CREATE TRIGGER refuse BEFORE DELETE ON awa.jobs_hot FOR EACH ROW
+WHEN (OLD.state NOT IN ('completed', 'failed', 'cancelled')) EXECUTE FUNCTION awa.refuse()
+"""
 
 
 def finished(database: Database, state: str, *ages: float | None, queue: str = "default") -> None:
@@ -267,6 +286,52 @@ def test_a_job_that_is_coming_back_is_not_deleted(session: Session, other: Sessi
     assert [(job.id, job.state) for job in database.jobs()] == [(back, "available")]
 
 
+def test_beside_claims_completions_and_retries_nothing_is_lost(fresh_db_url: URL) -> None:
+    """Rows change between the moment they are found and the moment they are locked."""
+    database, engine = Database(fresh_db_url), create_engine(fresh_db_url)
+    database.execute(REFUSE)
+    policy(database, "default", override_keep_completed_seconds=0, override_keep_failed_seconds=0)
+    finished(database, "failed", *range(300))
+    over = Event()
+
+    def working() -> int:
+        for _ in range(60):
+            with Session(engine) as session, session.begin():
+                enqueue(session, Plain())
+                enqueue(session, Plain())
+            with Session(engine) as session, session.begin():
+                for job in claim(session, "default", limit=5):
+                    complete(session, job)
+        return 120
+
+    def retrying() -> int:
+        """As operators do: failed and completed jobs come back."""
+        while not over.is_set():
+            with engine.begin() as connection:
+                connection.execute(RETRY)
+        return 0
+
+    def pruning() -> int:
+        rows = 0
+        while not over.is_set():
+            with Session(engine) as session, session.begin():
+                rows += prune_jobs(session, limit=7)
+        return rows
+
+    with ThreadPoolExecutor(5) as threads:
+        prunes = [threads.submit(pruning) for _ in range(2)]
+        retries = threads.submit(retrying)
+        works = [threads.submit(working) for _ in range(2)]
+        made = 300 + sum(work.result() for work in works)
+        over.set()
+        retries.result()
+        gone = sum(prune.result() for prune in prunes)
+    assert gone > 0
+    assert gone + len(database.jobs()) == made
+    engine.dispose()
+    database.close()
+
+
 # -------------------------------------------------------------- what follows
 
 
@@ -316,84 +381,6 @@ def test_a_batch_is_one_statement_also_where_follow_ups_are_attached(
     with world.counting() as sent:
         prune_dead_letters(session)
     assert len(sent) == 1
-
-
-# ------------------------------------------------------------------- records
-
-
-def records(database: Database, **age: timedelta) -> None:
-    """A record of each kind for each age."""
-    for name, old in age.items():
-        database.execute(
-            "INSERT INTO audit_log (at, source, verb, target) VALUES (clock_timestamp() - %s, 'cli', 'v', %s)",
-            old,
-            name,
-        )
-        database.execute(
-            "INSERT INTO runtime_instances (id, role, hostname, pid, version, last_seen) "
-            "VALUES (%s, 'worker', 'h', 1, '1', clock_timestamp() - %s)",
-            name,
-            old,
-        )
-        database.execute(
-            "INSERT INTO callback_receipts (request, callback_id, action, created_at) "
-            "VALUES (%s, gen_random_uuid(), 'complete', clock_timestamp() - %s)",
-            name.encode(),
-            old,
-        )
-        database.execute(
-            "INSERT INTO follow_up_specs (kind, outcome, name, last_seen) "
-            "VALUES ('k', 'completed', %s, clock_timestamp() - %s), ('k', 'failed', %s, clock_timestamp() - %s)",
-            *(name, old, name, old),
-        )
-        database.execute(
-            "INSERT INTO leaders (name, holder, expires_at) VALUES (%s, 'h', clock_timestamp() - %s)", name, old
-        )
-
-
-def test_records_go_when_nobody_needs_them(session: Session, database: Database) -> None:
-    days = (0.95, 1.05, 29, 31, 89, 91)
-    records(database, **{f"d{n}": timedelta(days=day) for n, day in enumerate(days)})
-    database.execute(
-        "INSERT INTO cron_jobs (name, cron_expr, last_seen, updated_at) VALUES ('c', '* * * * *', '2001-01-01', "
-        "'2001-01-01')"
-    )
-    assert prune_records(session) == Pruned(
-        audit_log=1, runtime_instances=5, callback_receipts=5, follow_up_specs=6, leaders=5
-    )
-    session.commit()
-    for table, left_over in (
-        ("audit_log", 5),
-        ("runtime_instances", 1),
-        ("callback_receipts", 1),
-        ("follow_up_specs", 6),
-        ("leaders", 1),
-        ("cron_jobs", 1),
-    ):
-        assert database.value(f"SELECT count(*) FROM {table}") == left_over, table
-    assert sum(prune_records(session)) == 0
-
-
-@in_one_world
-def test_records_go_in_batches_the_oldest_first_and_around_what_is_held(
-    session: Session, other: Session, database: Database
-) -> None:
-    records(database, **{f"d{n}": timedelta(days=400 - n) for n in reversed(range(5))})
-    other.execute(select(CallbackReceipt).where(CallbackReceipt.request == b"d0").with_for_update())
-    assert prune_records(session, limit=2) == Pruned(2, 2, 2, 2, 2)
-    session.commit()
-    assert database.value("SELECT string_agg(target, ' ' ORDER BY target) FROM audit_log") == "d2 d3 d4"
-    receipts = database.rows("SELECT request FROM callback_receipts ORDER BY 1")
-    assert [bytes(row.request) for row in receipts] == [b"d0", b"d3", b"d4"]
-
-
-@in_one_world
-def test_a_process_that_is_heard_of_again_stays(session: Session, other: Session, database: Database) -> None:
-    records(database, old=timedelta(days=2))
-    other.execute(text("UPDATE awa.runtime_instances SET last_seen = clock_timestamp()"))
-    assert prune_records(session).runtime_instances == 0
-    other.commit()
-    assert prune_records(session).runtime_instances == 0
 
 
 def test_a_finished_attempt_can_be_pruned_in_the_session_that_ended_it(session: Session, database: Database) -> None:

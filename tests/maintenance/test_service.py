@@ -262,6 +262,19 @@ def test_no_tick_waits_for_lanes_that_are_busy(place, monkeypatch):
         assert [later - earlier for earlier, later in pairwise(fired)] == [timedelta(seconds=1)] * (len(fired) - 1)
 
 
+def test_a_leader_without_the_app_fires_what_a_worker_has_declared(place):
+    app = Awa()
+    app.task(Next)(lambda ctx: None)
+    app.periodic("each second", "* * * * * *", Next())
+
+    async def scene() -> None:
+        async with app.worker(place.url, maintenance=False), place.app.maintenance(place.url):
+            await place.until(lambda: states(place)[:2] == ["completed", "completed"])
+
+    asyncio.run(scene())
+    assert {row.name for row in place.sql("SELECT metadata ->> 'cron_name' AS name FROM awa.jobs")} == {"each second"}
+
+
 def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkeypatch):
     """A database that was away for long makes every attempt look as if its worker were gone."""
     monkeypatch.setattr(leadership, "RENEWALS", 300)

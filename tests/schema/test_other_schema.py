@@ -13,12 +13,15 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from awa_sqla import (
+    Awa,
     Completed,
     DeadLetter,
     FollowUps,
     JobRecord,
     ScheduledJob,
     StaleJobError,
+    Unique,
+    admin,
     cancel,
     claim,
     complete,
@@ -28,6 +31,8 @@ from awa_sqla import (
     snooze,
 )
 from awa_sqla.maintenance import age, count_finished, finished_counts, prune_dead_letters, prune_jobs, prune_records
+from awa_sqla.maintenance.firing import fire
+from awa_sqla.maintenance.schedules import schedules, seen, sync
 from awa_sqla.models import AuditEntry, Queue
 from awa_sqla.models.wakeups import cancel_payload, channel
 from awa_sqla.schema import create_all
@@ -193,3 +198,21 @@ def test_ageing_and_counts_find_the_other_schema(run: Run) -> None:
         assert [(key, jobs) for key, (jobs, _) in finished_counts(session).items()] == [(("default", "cancelled"), 1)]
 
     run(work)
+
+
+@pytest.mark.parametrize("unique", [None, Unique()])
+@pytest.mark.parametrize("built", [False, True])
+def test_schedules_fire_in_the_other_schema(other_url: URL, unique: Unique | None, built: bool) -> None:
+    awa = Awa()
+    awa.periodic("x", "* * * * *", (lambda: Welcome(email="b")) if built else Welcome(), unique=unique)
+    engine = create_engine(other_url, execution_options=TRANSLATED, poolclass=NullPool)
+    with Session(engine) as session, session.begin():
+        sync(session, awa.schedules.values())
+        admin.resume_schedule(session, "x")
+        now, (row,) = schedules(session)
+        assert now is not None
+        tick = now.replace(microsecond=0)
+        fired = fire(session, row, tick, awa.schedules["x"].request(tick) if built else None)
+        assert fired is not None
+        assert admin.list_schedules(session)[0].last_job_id == fired.job_id
+        seen(session, ["x"])

@@ -438,7 +438,7 @@ def test_cancelled_handlers_leave_no_connection_and_no_lock_behind(stage):
         assert small.pool.checkedout() == 0  # type: ignore[attr-defined]
         await small.dispose()
 
-    stage.play(async_session_factory=async_sessionmaker(small), during=afterwards)
+    stage.play(async_session_factory=async_sessionmaker(small), during=afterwards, maintenance=False)
     assert [job.errors[0]["error"] for job in stage.jobs()] == ["hard deadline exceeded"] * 9
     held = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE 'idle in transaction%'"
     assert stage.sql(held) == []

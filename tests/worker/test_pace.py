@@ -123,7 +123,7 @@ def test_a_worker_keeps_to_the_rate_and_other_queues_do_not_wait(stage):
     async def fast(ctx: Any) -> None:
         quick.append(time.monotonic())
 
-    stage.app.queues["slow"] = QueueConfig(rate_limit=RateLimit(20, 5))
+    stage.app.queues["slow"] = QueueConfig(rate_limit=RateLimit(10, 5))
     stage.app.task(Call)(call)
     stage.app.task(Quick)(fast)
     stage.enqueue(*[Call() for _ in range(25)])
@@ -132,5 +132,5 @@ def test_a_worker_keeps_to_the_rate_and_other_queues_do_not_wait(stage):
     stage.play()
     assert (len(began), len(quick)) == (25, 200)
     # By any time no more have begun than the burst and what the rate has added since; half a token is for rounding.
-    assert all(number <= 5 + 20 * (when - start) + 0.5 for number, when in enumerate(began, 1))
+    assert all(number <= 5 + 10 * (when - start) + 0.5 for number, when in enumerate(began, 1))
     assert max(quick) < began[-1]
