@@ -48,6 +48,9 @@ FROZEN = 60
 #: For asyncpg, which cannot say that: seconds to connect, and for any one statement of the books.
 ASYNCPG_PATIENCE = {"timeout": 10, "command_timeout": 60}
 
+#: Of our own transactions, whatever the database's default: they re-check their rows under locks, and do not conflict.
+ISOLATION: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
+
 _DRIVERS = ("psycopg", "psycopg2", "asyncpg")
 
 #: Options of asyncpg and of its dialect that libpq refuses.
@@ -79,12 +82,12 @@ class Engines:
         if self.url.get_backend_name() != "postgresql":
             raise ConfigurationError(f"awa_sqla needs PostgreSQL, not {self.url.get_backend_name()}")
         # What the books do is tried again, so a connection need not be proved alive before each use.
-        self.book = self._make_async(ASYNCPG_PATIENCE, pool_size=4, max_overflow=4)
+        self.book = self._make_async(ASYNCPG_PATIENCE, **ISOLATION, pool_size=4, max_overflow=4)
         #: For single statements, without BEGIN and COMMIT.
         self.alone = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=1, isolation_level="AUTOCOMMIT")
-        self.heart = self._make_sync(pool_size=1, max_overflow=1)
+        self.heart = self._make_sync(**ISOLATION, pool_size=1, max_overflow=1)
         # A connection for each lane of maintenance that is at work, and for its looks: none waits for another.
-        self.upkeep = self._make_async(ASYNCPG_PATIENCE, pool_size=2, max_overflow=UPKEEP)
+        self.upkeep = self._make_async(ASYNCPG_PATIENCE, **ISOLATION, pool_size=2, max_overflow=UPKEEP)
         self.looks = self._make_async(ASYNCPG_PATIENCE, pool_size=1, max_overflow=UPKEEP, isolation_level="AUTOCOMMIT")
         for engine in (self.book, self.upkeep):
             event.listen(engine.sync_engine, "connect", self._bound)
@@ -185,11 +188,11 @@ class Engines:
         for engine in self._own_sync:
             engine.dispose()
 
-    def _make_sync(self, **pool: Any) -> Engine:
+    def _make_sync(self, **options: Any) -> Engine:
         driver = self.url.get_driver_name()
         name = self.url.drivername if driver in ("psycopg", "psycopg2") else "postgresql+psycopg"
         url = _for_libpq(self.url).set(drivername=name)
-        engine = create_engine(url, connect_args=_unsaid(PATIENCE, url), **pool)
+        engine = create_engine(url, connect_args=_unsaid(PATIENCE, url), **options)
         self._own_sync.append(engine)
         self._watch(engine)
         return engine.execution_options(**self._options)

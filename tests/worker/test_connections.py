@@ -146,6 +146,31 @@ def test_handlers_that_hold_all_connections_still_write_their_progress(stage, ro
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_the_databases_default_isolation_is_not_that_of_the_books(stage, driver):
+    """With another, what several workers write when they start would conflict."""
+    stage.sql(f"ALTER DATABASE \"{stage.url.database}\" SET default_transaction_isolation TO 'repeatable read'")
+    stage.app.task(Work)(lambda ctx: None)
+    stage.app.on_completed(Work, name="spec")(lambda event: [])
+    url = stage.url.set(drivername=f"postgresql+{driver}")
+
+    async def levels() -> set[str]:
+        async with stage.app.worker(url) as one, stage.app.worker(url) as other:
+            found = set()
+            for worker in (one, other):
+                for engine in (worker._engines.book, worker._engines.upkeep):
+                    async with engine.connect() as connection:
+                        found.add(await connection.scalar(text("SHOW transaction_isolation")))
+                with worker._engines.heart.connect() as beating:
+                    found.add(beating.scalar(text("SHOW transaction_isolation")))
+            return found
+
+    try:
+        assert asyncio.run(levels()) == {"read committed"}
+    finally:
+        stage.sql(f'ALTER DATABASE "{stage.url.database}" RESET default_transaction_isolation')
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_a_process_that_is_frozen_in_a_transaction_does_not_hold_its_rows_for_ever(stage, driver):
     async def options() -> list[str]:
         engines = Engines(stage.url.set(drivername=f"postgresql+{driver}"), 1)
