@@ -152,7 +152,7 @@ def as_stored(unique: Unique | None) -> dict[str, Any] | None:
     }
 
 
-def from_stored(stored: Mapping[str, Any]) -> Unique:
+def from_stored(stored: Any) -> Unique:
     """The `Unique` of a row. Raises `InvalidJob` for what is none."""
     try:
         period, states = stored["period"], [JobState(state) for state in stored["states"]]
@@ -162,8 +162,8 @@ def from_stored(stored: Mapping[str, Any]) -> Unique:
             period=None if period is None else timedelta(seconds=period),
             states=states,
         )
-    except (LookupError, TypeError, ValueError) as exc:
-        raise InvalidJob("uniqueness", f"{dict(stored)!r:.200} is not what a schedule's row holds: {exc}") from exc
+    except (LookupError, TypeError, ValueError, OverflowError) as exc:
+        raise InvalidJob("uniqueness", f"{stored!r:.200} is not what a schedule's row holds: {exc}") from exc
 
 
 def metadata_of(name: str, tick: datetime) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from awa_sqla.maintenance.schedules import LATE, SEEN, Due, Stored, due, rewind,
 from awa_sqla.periodic import Periodic
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from awa_sqla.session.trouble import transient
 
 log = logging.getLogger("awa_sqla.maintenance")
 
@@ -44,10 +45,6 @@ WAITS, TAKES = 0.5, 30.0
 BURST = 100
 #: Seconds: the longest pause after failures.
 LONGEST = 300.0
-
-#: SQLSTATE classes of what is wrong with one schedule or its job: data, constraints, privileges and names, limits, what
-#: a trigger raises. Anything else is wrong with the database, and a matter of whoever calls.
-_OF_ONE = ("22", "23", "42", "54", "P0")
 
 Build = Callable[[], Any]
 
@@ -186,13 +183,10 @@ class Cron:
                 async with self._maker.begin() as session:
                     fired = await session.run_sync(fire, row, tick, request)
                 self.fired += fired is not None
-            except (_BuildError, InvalidJob) as exc:
-                return await self._failed(row, exc)
-            except DBAPIError as exc:
-                code = sqlstate(exc) or ""
-                if code == LOCK_NOT_AVAILABLE:  # an open transaction has claimed the key of the job
-                    return AGAIN
-                if not code.startswith(_OF_ONE):
+            except Exception as exc:
+                if isinstance(exc, DBAPIError) and sqlstate(exc) == LOCK_NOT_AVAILABLE:
+                    return AGAIN  # an open transaction has claimed the key of the job
+                if transient(exc):
                     raise
                 return await self._failed(row, exc)
             if fired is None:
@@ -208,7 +202,11 @@ class Cron:
         pause = min(2.0 ** min(trouble.failures, 16), LONGEST)
         trouble.until = monotonic() + pause
         told = str(getattr(error, "orig", error)).partition("\n")[0]
-        cause = error.__cause__ if isinstance(error, _BuildError) else None
+        cause: BaseException | None = error.__cause__ if isinstance(error, _BuildError) else error
+        if isinstance(error, InvalidJob | DBAPIError):
+            cause = None  # the message says it all
+        elif cause is error:
+            told = f"{type(error).__name__}: {told}"
         log.error("schedule %r does not fire, tried again in %g s: %s", row.name, pause, told, exc_info=cause)
         async with self._maker.begin() as session:
             await session.run_sync(write_failure, row.name, limits.cleaned(told))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BigInteger,
     Connection,
+    Double,
     Integer,
     Text,
     bindparam,
@@ -41,7 +42,9 @@ class Standing(NamedTuple):
     up: timedelta
 
 
-_since_start: Any = func.pg_postmaster_start_time()
+_started: Any = func.pg_postmaster_start_time()
+# In seconds: how an interval is written is a setting, and psycopg reads but one of its styles.
+_up = cast(func.extract("epoch", NOW - _started), Double)
 _ours = Leader.holder == bindparam("candidate", type_=Text)
 # One that ends much later than any lease lasts was taken before the database's clock went back.
 _taken = Leader.expires_at.between(AS_OF, AS_OF + LONGEST)
@@ -52,7 +55,7 @@ _LOOK = select(
     func.coalesce(func.bool_or(_taken), False),
     func.coalesce(func.max(Leader.term), 0),
     NOW,
-    NOW - _since_start,
+    _up,
 ).where(Leader.name == bindparam("lease_name", type_=Text))
 
 
@@ -72,7 +75,7 @@ def _hold() -> Any:
             "acquired_at": case((changed | ~_taken, NOW), else_=Leader.acquired_at),
         },
         where=~changed | ~_taken,
-    ).returning(cast(Leader.term, BigInteger), NOW, NOW - _since_start)
+    ).returning(cast(Leader.term, BigInteger), NOW, _up)
 
 
 _HOLD = _hold()
@@ -88,14 +91,14 @@ _RELEASE = (
 def look(connection: Connection, holder: str, name: str = NAME) -> tuple[Standing, bool]:
     """How the lease stands, and whether anybody has it. One statement, which only reads."""
     ours, taken, term, now, up = connection.execute(_LOOK, {"lease_name": name, "candidate": holder}).one()
-    return Standing(ours, term, now, up), taken
+    return Standing(ours, term, now, timedelta(seconds=up)), taken
 
 
 def hold(connection: Connection, holder: str, lease: timedelta, name: str = NAME) -> Standing | None:
     """Take the lease or renew it, from now on for `lease`; None when another process has it. One statement."""
     parameters = {"lease_name": name, "candidate": holder, "lease": lease.total_seconds()}
     row: Any = connection.execute(_HOLD, parameters).one_or_none()
-    return None if row is None else Standing(leads=True, term=row[0], now=row[1], up=row[2])
+    return None if row is None else Standing(leads=True, term=row[0], now=row[1], up=timedelta(seconds=row[2]))
 
 
 def release(connection: Connection, holder: str, name: str = NAME) -> None:

@@ -68,6 +68,19 @@ class CronSchedule(AwaBase):
         CheckConstraint("missed_fire_policy IN ('coalesce', 'catch_up', 'skip')", name="ck_cron_jobs_policy"),
         CheckConstraint("most_missed >= 1", name="ck_cron_jobs_most_missed"),
         CheckConstraint("args IS NULL OR (kind IS NOT NULL AND queue IS NOT NULL)", name="ck_cron_jobs_job"),
+        CheckConstraint("jsonb_typeof(metadata) = 'object'", name="ck_cron_jobs_metadata"),
+        # One row that a driver cannot read would keep all schedules from firing.
+        *(
+            CheckConstraint(
+                f"{bound}(last_enqueued_at, failed_at, counts_from, paused_at, created_at, updated_at, last_seen) "
+                f"{limit}",
+                name=f"ck_cron_jobs_{name}",
+            )
+            for name, bound, limit in (
+                ("earliest", "least", ">= '1970-01-01 00:00:00+00'"),
+                ("latest", "greatest", "<= '9000-01-01 00:00:00+00'"),
+            )
+        ),
     )
 
 

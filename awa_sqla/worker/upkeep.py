@@ -16,9 +16,6 @@ from awa_sqla.worker.engines import Engines
 from awa_sqla.worker.heartbeat import Identity
 from awa_sqla.worker.threads import Threads
 
-#: Threads for what the app computes when a schedule fires.
-THREADS = 4
-
 
 class Upkeep(AsyncExitStack):
     """The lanes of a process, for `async with` around `service.serve()`: at its end, another process may lead.
@@ -38,7 +35,8 @@ class Upkeep(AsyncExitStack):
         super().__init__()
         self.maker = async_sessionmaker(engines.upkeep, expire_on_commit=False)
         app.attach(self.maker)
-        self._threads = Threads(THREADS)
+        # One for each schedule that the app builds: a callable that hangs keeps no other from being called.
+        self._threads = Threads(sum(periodic.builds for periodic in app.schedules.values()))
         self.callback(self._threads.close)
         chosen = None if only is None else sorted(set(only))
         name = NAME if chosen is None else f"{NAME}: {', '.join(chosen)}"

@@ -35,11 +35,13 @@ from awa_sqla import (
     enqueue_unique,
 )
 from awa_sqla.maintenance import cron as cron_module
+from awa_sqla.maintenance import firing
 from awa_sqla.maintenance.cron import Cron
 from awa_sqla.maintenance.firing import Fired, fire
 from awa_sqla.maintenance.schedules import due, schedules, sync
 from awa_sqla.models import CronSchedule
 from awa_sqla.models.job import SHARED
+from awa_sqla.periodic import as_stored
 from tests.databases import libpq_url
 from tests.maintenance.cron_rig import (
     MINUTE,
@@ -785,6 +787,8 @@ def test_callables_that_find_no_thread_are_not_called_after_all(maker, awa, proc
         ({"timezone": "Mars/Olympus"}, "IANA"),
         ({"max_attempts": 0}, "ck_jobs_hot_max_attempts"),
         ({"uniqueness": {"states": ["dreaming"]}}, "not what a schedule's row holds"),
+        ({"uniqueness": 5}, "not what a schedule's row holds"),
+        ({"uniqueness": {**as_stored(Unique()), "period": 1e300}}, "not what a schedule's row holds"),
     ],
 )
 def test_a_bad_row_is_told_once_and_stops_nobody(maker, awa, process, caplog, values, says) -> None:
@@ -807,6 +811,41 @@ def test_a_bad_row_is_told_once_and_stops_nobody(maker, awa, process, caplog, va
 
     process(go)
     assert sorted(job.meta["cron_name"] for job in jobs(maker)) == ["bad", "good"]
+
+
+def test_what_a_trigger_or_the_code_makes_of_one_job_stops_nobody(maker, awa, process, monkeypatch) -> None:
+    """Whatever it raises: an error of the application's own, or one that nobody has thought of."""
+    awa.periodic("bad", "0 0 1 1 *", Report(format="bad"))
+    awa.periodic("good", "0 0 1 1 *", Report())
+    awa.periodic("odd", "0 0 1 1 *", Once())
+    write(maker, awa)
+    for name in awa.schedules:
+        since(maker, name, timedelta(days=367))
+
+    def broken(*_: Any) -> Any:
+        raise ZeroDivisionError("out of order")
+
+    monkeypatch.setattr(firing, "job_of", broken)
+    with maker.begin() as session:
+        session.execute(
+            text(
+                "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE EXCEPTION 'no' USING ERRCODE = 'AB123'; END $$"
+            )
+        )
+        session.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE INSERT ON awa.jobs_hot FOR EACH ROW "
+                "WHEN (NEW.args ->> 'format' = 'bad') EXECUTE FUNCTION refuse()"
+            )
+        )
+    try:
+        process(lambda cron: cron.look())
+    finally:
+        with maker.begin() as session:
+            session.execute(text("DROP FUNCTION refuse CASCADE"))
+    assert [job.meta["cron_name"] for job in jobs(maker)] == ["good"]
+    assert (row(maker, "bad").last_error, row(maker, "odd").last_error) == ("no", "ZeroDivisionError: out of order")
 
 
 def test_the_trouble_of_a_schedule_that_is_gone_wakes_nobody(maker, awa, process) -> None:

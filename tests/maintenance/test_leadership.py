@@ -62,6 +62,15 @@ def test_a_lease_that_ended_is_the_same_holders_again_if_nobody_wanted_it(connec
     assert after > before
 
 
+@pytest.mark.parametrize("style", ["iso_8601", "sql_standard"])
+def test_how_the_database_writes_an_interval_does_not_matter(connection, style):
+    connection.execute(text(f"SET IntervalStyle = {style}"))
+    standing = hold(connection, "a", LEASE)
+    assert standing is not None
+    assert timedelta(0) < standing.up < timedelta(days=1)
+    assert look(connection, "a")[0].up >= standing.up
+
+
 def test_what_is_given_up_can_be_had_at_once(connection):
     hold(connection, "a", LEASE)
     release(connection, "b")  # not its own

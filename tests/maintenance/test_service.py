@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import datetime, timedelta
@@ -260,6 +261,21 @@ def test_no_tick_waits_for_lanes_that_are_busy(place, monkeypatch):
     for name in ("each second", "built"):
         fired = [datetime.fromisoformat(tick) for tick in ticks(name)]
         assert [later - earlier for earlier, later in pairwise(fired)] == [timedelta(seconds=1)] * (len(fired) - 1)
+
+
+def test_callables_that_hang_keep_no_other_from_being_called(place):
+    hangs = threading.Event()
+    for number in range(6):
+        place.app.periodic(f"hangs {number}", "* * * * * *", lambda: hangs.wait(PATIENCE) and Next())
+    place.app.periodic("works", "* * * * * *", lambda tick: Next())
+
+    async def scene(process: Any) -> None:
+        try:
+            await place.until(lambda: len(states(place)) >= 2)
+        finally:
+            hangs.set()
+
+    place.play(scene)
 
 
 def test_a_leader_without_the_app_fires_what_a_worker_has_declared(place):

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import psycopg.errors
 import pytest
-from sqlalchemy import CheckConstraint, Connection, Engine, Insert, Table, insert, null, text
+from sqlalchemy import CheckConstraint, Connection, DateTime, Engine, Insert, Table, insert, null, text
 from sqlalchemy.exc import IntegrityError
 
 from awa_sqla import DeadLetter, Job, JobState, ScheduledJob, limits
@@ -82,6 +82,8 @@ QUEUE_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ),
 ]
 
+_CRON_TIMES = [c.name for c in CronSchedule.__table__.columns if isinstance(c.type, DateTime)]
+
 CRON_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ("name", {"name": "ü" * _N}, True),
     ("name", {"name": ""}, False),
@@ -94,6 +96,15 @@ CRON_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ("job", {"args": {}, "kind": "k", "queue": "q"}, True),
     ("job", {"args": {}, "kind": "k"}, False),
     ("job", {"args": {}, "queue": "q"}, False),
+    ("metadata", {"meta": {}}, True),
+    ("metadata", {"meta": []}, False),
+    ("metadata", {"meta": text("'null'")}, False),
+    *(
+        (check, {column: value}, stored)
+        for check, edge, beyond in (("earliest", limits.EARLIEST, "-infinity"), ("latest", limits.LATEST, "infinity"))
+        for column in _CRON_TIMES
+        for value, stored in ((edge, True), (text(f"'{beyond}'"), False))
+    ),
 ]
 
 

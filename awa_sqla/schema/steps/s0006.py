@@ -70,7 +70,12 @@ CREATE TABLE {schema}.cron_jobs (
     CONSTRAINT ck_cron_jobs_name CHECK (length(name) BETWEEN 1 AND 200),
     CONSTRAINT ck_cron_jobs_policy CHECK (missed_fire_policy IN ('coalesce', 'catch_up', 'skip')),
     CONSTRAINT ck_cron_jobs_most_missed CHECK (most_missed >= 1),
-    CONSTRAINT ck_cron_jobs_job CHECK (args IS NULL OR (kind IS NOT NULL AND queue IS NOT NULL))
+    CONSTRAINT ck_cron_jobs_job CHECK (args IS NULL OR (kind IS NOT NULL AND queue IS NOT NULL)),
+    CONSTRAINT ck_cron_jobs_metadata CHECK (jsonb_typeof(metadata) = 'object'),
+    CONSTRAINT ck_cron_jobs_earliest CHECK (least(last_enqueued_at, failed_at, counts_from, paused_at, created_at,
+        updated_at, last_seen) >= '1970-01-01 00:00:00+00'),
+    CONSTRAINT ck_cron_jobs_latest CHECK (greatest(last_enqueued_at, failed_at, counts_from, paused_at, created_at,
+        updated_at, last_seen) <= '9000-01-01 00:00:00+00')
 )""",
     """\
 CREATE TABLE {schema}.job_counts (
