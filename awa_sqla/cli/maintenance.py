@@ -37,8 +37,10 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
 
     Of all workers and maintenance processes one leads; the others stand by. Needs only a database; with an app, its
     follow-ups are dispatched here and its schedules declared. With --once, for cron or serverless use, it prints a line
-    for each lane: its name, what it did, seconds, and its error. Exit status 1: a lane failed; 4: another process
-    leads.
+    for each lane that this process has: its name, what it did, seconds, and its error.
+
+    Exit status: 0; 1 a lane failed; 2 usage; 3 no app or database found; 4 another process leads, or the schema is not
+    that of this version; 6 the database cannot be reached.
     """
     from awa_sqla.app import Awa
 

@@ -76,7 +76,9 @@ def cli(ctx: click.Context, app: str | None, database_url: str | None, *, verbos
 @click.option("--stale-after", type=Duration(), default="90s", show_default=True, help="When a silent worker is dead.")
 @click.option("--listen-url", metavar="URL", help="Direct URL for LISTEN, where the database is behind a pooler.")
 @click.option("--no-notify", is_flag=True, help="Poll only.")
-@click.option("--no-maintenance", is_flag=True, help="Leave promotion, rescue and obligations to others.")
+@click.option(
+    "--no-maintenance", is_flag=True, help="Leave promotion, rescue, schedules, retention and the like to others."
+)
 @click.option("--health", metavar="[HOST]:PORT", help="Serve /healthz and /readyz there.")
 @click.option("--uvloop/--no-uvloop", default=None, help="Insist on uvloop, or avoid it; else used where installed.")
 @click.option("--reload", "reloads", is_flag=True, help="Start anew when a Python file has changed, and on SIGHUP.")

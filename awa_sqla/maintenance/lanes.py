@@ -55,6 +55,12 @@ RESCUES = 100
 PRUNED = 10_000
 #: Rows that one pass of ageing changes.
 AGED = 1000
+#: What is logged of a rescue.
+TOLD = {
+    "rescue_stale": "rescued jobs %s: their workers have not been heard of",
+    "rescue_overdue": "rescued jobs %s: their deadlines have passed",
+    "rescue_callbacks": "rescued jobs %s: their callbacks did not come in time",
+}
 #: The part of its time that counting may take.
 SHARE = 0.01
 
@@ -166,7 +172,7 @@ class Lanes:
         options = {"stale_after": self._stale_after, "limit": RESCUES, "backoff": self._duties.backoff}
         ended = await self._means.within(lane, **options)
         if ended:
-            log.warning("%s: jobs %s", lane.__name__, [attempt.id for attempt in ended])
+            log.warning(TOLD[lane.__name__], [attempt.id for attempt in ended])
         return Pass(len(ended), 0 if len(ended) >= RESCUES else min(self._stale_after.total_seconds() / 3, RESCUE))
 
     async def prune(self) -> Pass:

@@ -78,15 +78,17 @@ class Leadership:
         self.contact = Contact(2 * self._lease)
         #: How often the lease has changed hands, when it is ours.
         self.term = 0
+        self._resigned = False
+        self._lanes: asyncio.Future[None] | None = None
 
     def leading(self) -> bool:
         """Whether the lease is ours, with a margin. Asks nobody."""
         return clock() < self._until
 
     async def serve(self, lead: Callable[[], Awaitable[None]]) -> None:
-        """For ever: whenever the lease can be had, run `lead()` until it is lost."""
+        """Until it resigns: whenever the lease can be had, run `lead()` until it is lost."""
         pause = self._pace
-        while True:
+        while not self._resigned:
             try:
                 if await self.seek():
                     await self._lead(lead)
@@ -95,7 +97,16 @@ class Leadership:
                 level = logging.WARNING if transient(exc) else logging.ERROR
                 log.log(level, "cannot find out who leads maintenance: %s", _brief(exc))
                 pause = min(pause * 2, LONGEST_PAUSE)
+            if self._resigned:
+                break
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - apart from each other
+        await self.release()
+
+    def resign(self) -> None:
+        """Lead no more: what runs is cut, and another process may lead at once. From the loop's thread."""
+        self._resigned = True
+        if self._lanes is not None:
+            self._lanes.cancel()
 
     async def seek(self) -> bool:
         """Take the lease if nobody has it. One or two statements. Raises what the database raises."""
@@ -115,12 +126,14 @@ class Leadership:
 
     async def _lead(self, lead: Callable[[], Awaitable[None]]) -> None:
         log.info("%s leads maintenance, term %d", self._holder, self.term)
-        task = asyncio.ensure_future(lead())
+        self._lanes = task = asyncio.ensure_future(lead())
         try:
             await self._keep(task)
         finally:
+            self._lanes = None
             task.cancel()
             await asyncio.wait([task])
+            log.info("%s no longer leads maintenance, term %d", self._holder, self.term)
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
 

@@ -59,7 +59,7 @@ class Lane:
         self.seconds = self.ended - began
         self.done += found.done
         if self.failures:
-            log.warning("lane %s works again, after %d failures", self.name, self.failures)
+            log.info("lane %s works again, after %d failures", self.name, self.failures)
         self.failures, self.error = 0, None
         return found
 
@@ -80,7 +80,7 @@ class Lane:
             text if cut else f"failed: {text}",
             self.failures,
             self.pause(),
-            exc_info=None if transient(exc) else exc,
+            exc_info=None if transient(exc) or self.failures > 1 else exc,  # the same again and again
         )
 
 
@@ -97,6 +97,10 @@ class Service:
     def leading(self) -> bool:
         """Whether this process leads now."""
         return self._leadership.leading()
+
+    def resign(self) -> None:
+        """Lead no more, from now on: this process is about to end, and another may go on at once."""
+        self._leadership.resign()
 
     def nudge(self) -> None:
         """This process has put a job back: its due time may be earlier than promotion thinks."""

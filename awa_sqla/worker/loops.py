@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from awa_sqla.errors import ConfigurationError
 
@@ -33,3 +33,11 @@ def check_loop(wanted: bool | None) -> None:  # noqa: FBT001
             f"uvloop=True, but this worker starts in a running {loop.__module__}.{loop.__name__}: run your program "
             "with uvloop.run(), or leave the option out"
         )
+
+
+async def ended(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel all at once: where the database does not answer, each takes the ten seconds that its driver waits."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

@@ -11,7 +11,7 @@ import logging
 import os
 import secrets
 import socket
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from typing import Any, Self
 
 from awa_sqla.errors import ConfigurationError
@@ -22,7 +22,7 @@ from awa_sqla.worker.config import MaintenanceOptions
 from awa_sqla.worker.engines import Engines, Given
 from awa_sqla.worker.flight import Flight
 from awa_sqla.worker.heartbeat import Heart, Identity
-from awa_sqla.worker.loops import check_loop
+from awa_sqla.worker.loops import check_loop, ended
 from awa_sqla.worker.upkeep import Upkeep
 from awa_sqla.worker.visible import Visible
 
@@ -87,13 +87,13 @@ class Maintenance(Visible):
         return self._service is not None and self._service.leading
 
     def dump(self) -> str:
-        """How the lanes fare, and where the event loop is, for a person."""
+        """How the lanes fare, for a person."""
         lines = [f"maintenance {self.id}: {'leads' if self.leads else 'stands by'}"]
         fares = {} if self._service is None else self._service.fares()
         lines += [
             f"  {name}: " + ", ".join(f"{key} {value}" for key, value in fare.items()) for name, fare in fares.items()
         ]
-        return "\n".join(lines) + "\n" + super().dump()
+        return "\n".join(lines) + "\n"
 
     def _enter(self) -> None:
         if self._entered:
@@ -120,7 +120,7 @@ class Maintenance(Visible):
         await asyncio.to_thread(self._heart.beat)
         self._heart.start()
         self._stack.push_async_callback(asyncio.to_thread, self._heart.stop)
-        self._stack.push_async_callback(_ended, asyncio.create_task(self._serve(upkeep.service)))
+        self._stack.push_async_callback(ended, [asyncio.create_task(self._serve(upkeep.service))])
         self._health.started(self._heart, None)
         log.info("maintenance process %s, lanes %s", self.id, ", ".join(lane.name for lane in upkeep.service.lanes))
 
@@ -131,9 +131,3 @@ class Maintenance(Visible):
             except Exception:
                 log.exception("maintenance broke, starting it again")
                 await asyncio.sleep(1)
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task

@@ -13,7 +13,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import Any, Self
@@ -40,7 +40,7 @@ from awa_sqla.worker.finalize import Finalizer, insisting
 from awa_sqla.worker.flight import Flight
 from awa_sqla.worker.heartbeat import Heart, Identity, declare_queues
 from awa_sqla.worker.listen import Listener, notify
-from awa_sqla.worker.loops import check_loop
+from awa_sqla.worker.loops import check_loop, ended
 from awa_sqla.worker.outcomes import Failed, PutBack, Result, Settled
 from awa_sqla.worker.pools import most_served
 from awa_sqla.worker.run import Run
@@ -153,7 +153,7 @@ class Worker(Visible):
             upkeep = Upkeep(self._engines, self._app, self._identity, woken=self._wake)
             self._upkeep = (await self._stack.enter_async_context(upkeep)).service
         self._stack.callback(self._finalizer.close)
-        self._stack.push_async_callback(_ended, self._services)
+        self._stack.push_async_callback(ended, self._services)
         self._claims = [self._spawn(loop.serve, self._begin) for loop in self._loops.values()]
         self._spawn(self._finalizer.serve)
         self._spawn_helpers()
@@ -287,8 +287,8 @@ class Worker(Visible):
         task = run.task
         if task is None:
             kind, version = run.claimed.kind, run.claimed.args_version
-            log.warning("no task for %r, version %d; job %s is put back for another", kind, version, run.attempt.id)
-            if self._identity.unknown(kind):
+            if self._identity.unknown(kind):  # the first; there may be thousands
+                log.warning("no task for %r, version %d; its jobs are put back for others", kind, version)
                 self._heart.soon()
             return PutBack(UNKNOWN)
         try:
@@ -315,12 +315,14 @@ class Worker(Visible):
         self._stop.set()
         self._identity.stopping = True
         self._heart.soon()
+        if self._upkeep is not None:
+            self._upkeep.resign()
         for loop in self._loops.values():
             loop.stop()
         grace = self._options.grace.total_seconds()
         started = self._loop.time()
         _, hanging = await asyncio.wait(self._claims, timeout=grace + LAST_CALL)
-        await _ended(hanging)  # the database does not answer: what it may have given us will be rescued
+        await ended(hanging)  # the database does not answer: what it may have given us will be rescued
         if await self._flight.landed_within(grace - (self._loop.time() - started)):
             return
         log.warning("%d attempts still run after grace: asking them to stop", len(self._flight))
@@ -340,11 +342,3 @@ class Worker(Visible):
         for run in runs:
             run.left_behind = True
             self._finalizer.submit(run, PutBack(timedelta(0)))
-
-
-async def _ended(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Cancel all at once: where the database does not answer, each takes the ten seconds that its driver waits."""
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)

@@ -323,7 +323,7 @@ def test_more_workers_than_the_server_has_room_for_are_refused(
     assert "use --workers" in capsys.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
 def test_no_process_outlives_it(empty_db_url: URL, tree: Path, number: int, status: int) -> None:
     process = subprocess.Popen(

@@ -60,6 +60,7 @@ def test_the_recipe_works_from_an_empty_database_and_back(run: Run, empty_db_url
     assert left == {"schema public"}
 
 
+@pytest.mark.beside
 def test_an_app_with_rows_keeps_them(run: Run, empty_db_url: URL) -> None:
     engine = create_engine(empty_db_url, poolclass=NullPool)
     run("alembic", "upgrade", "0001")
@@ -85,6 +86,7 @@ def test_autogenerate_writes_the_revision_of_the_example(run: Run, app: Path) ->
     assert ast.dump(ast.parse((app / REVISION).read_text())) == ast.dump(shown)
 
 
+@pytest.mark.beside
 def test_autogenerate_writes_the_upgrade_of_the_example(run: Run, app: Path) -> None:
     shown = ast.parse((app / UPGRADE).read_text())
     (app / UPGRADE).unlink()
@@ -101,6 +103,7 @@ def test_autogenerate_has_nothing_to_add_to_the_example(run: Run, app: Path) -> 
     assert "op." not in written.partition("def upgrade")[2]
 
 
+@pytest.mark.beside
 def test_the_assertions_of_the_example_can_fail(run: Run, empty_db_url: URL) -> None:
     run("alembic", "upgrade", "head")
     with create_engine(empty_db_url, poolclass=NullPool).begin() as connection:

@@ -132,6 +132,33 @@ def test_of_several_processes_one_leads_and_another_takes_over(place, monkeypatc
     place.play(scene, count=3, stale_after=timedelta(seconds=30), heartbeat=timedelta(seconds=10))
 
 
+def test_a_worker_that_is_stopping_lets_another_lead_at_once(place):
+    running, go_on = asyncio.Event(), asyncio.Event()
+    app = Awa()
+
+    @app.task(Work)
+    async def handler(ctx: Any) -> None:
+        running.set()
+        await go_on.wait()
+
+    async def scene() -> None:
+        worker = await app.worker(place.url).__aenter__()
+        await running.wait()
+        await place.until(lambda: worker._upkeep.leading)
+        async with place.app.maintenance(place.url) as process:
+            draining = asyncio.create_task(worker.__aexit__(None, None, None))
+            await place.until(lambda: process.leads)
+            assert not worker._upkeep.leading
+            await worker._upkeep._leadership.serve(asyncio.Event().wait)  # it does not stand for election again
+            go_on.set()
+            await draining
+
+    with place.sessions.begin() as session:
+        enqueue(session, Work())
+    asyncio.run(scene())
+    assert states(place) == ["completed"]
+
+
 def test_a_process_says_of_itself_what_it_is_and_how_its_lanes_fare(place):
     def row() -> Any:
         return place.sql("SELECT * FROM awa.runtime_instances")[0]
@@ -171,12 +198,13 @@ def test_a_lane_that_fails_is_reported_and_starves_no_other(place, monkeypatch, 
         await place.until(lambda: states(place) == ["available"])
 
     dead_attempts(place)
-    with caplog.at_level(logging.WARNING, "awa_sqla"):
+    with caplog.at_level(logging.INFO, "awa_sqla"):
         place.play(scene)
     said = [record for record in caplog.records if "lane rescue_stale" in record.message]
-    assert [record.levelname for record in said] == ["ERROR", "ERROR", "WARNING"]
+    assert [record.levelname for record in said] == ["ERROR", "ERROR", "INFO"]
     assert "failed: RuntimeError: out of order (2 in a row)" in said[1].message
     assert said[0].exc_info is not None
+    assert said[1].exc_info is None  # the same again
     assert "works again, after 2 failures" in said[2].message
 
 

@@ -44,7 +44,10 @@ def test_the_reference_knows_the_states_and_verbs_of_the_package() -> None:
 
 @pytest.mark.case(4)
 @pytest.mark.case(5)
-@pytest.mark.parametrize("situation", SITUATIONS)
+@pytest.mark.parametrize(
+    "situation",
+    [pytest.param(name, marks=[pytest.mark.beside] * (not name.startswith("live"))) for name in SITUATIONS],
+)
 @pytest.mark.parametrize("world", WHOLE, indirect=True)
 def test_a_key_goes_to_one_of_two_that_race_for_it(world: World, stage: Stage, tally: Tally, situation: str) -> None:
     run(world, stage, tally, CELLS[situation])
