@@ -369,6 +369,57 @@ def test_once_fires_schedules_also_those_that_take_a_while_to_build(place):
     assert place.once()["cron"]["done"] == 0
 
 
+def test_once_catches_up_all_that_was_missed(place):
+    place.app.periodic("c", "0 * * * *", Next(), missed_fires="catch_up")
+    place.once()
+    place.sql("UPDATE awa.cron_jobs SET counts_from = now() - interval '250 hours'")
+    assert place.once()["cron"]["done"] in (250, 251)
+
+
+def test_once_does_not_wait_for_what_somebody_holds(place):
+    with place.sessions.begin() as session:
+        enqueue(session, Next(), delay=timedelta(milliseconds=1))
+    with place.sessions.begin() as session:
+        session.execute(text("SELECT id FROM awa.scheduled_jobs FOR UPDATE"))
+        began = time.monotonic()
+        assert place.once()["promote"]["done"] == 0
+        assert time.monotonic() - began < service.BUDGET / 2
+
+
+def test_once_tells_what_it_has_done_when_it_loses_the_lead(place, monkeypatch, caplog):
+    real = Lanes.rescue_stale
+
+    async def overtaken(self: Lanes) -> Pass:
+        found = await real(self)
+        place.sql("UPDATE awa.leaders SET holder = 'another', expires_at = now() + interval '1 min'")
+        return found._replace(pause=0)
+
+    monkeypatch.setattr(Lanes, "rescue_stale", overtaken)
+    dead_attempts(place)
+    with caplog.at_level(logging.WARNING, "awa_sqla"):
+        done = place.once()
+    assert done is not None
+    assert {name: fare["done"] for name, fare in done.items()} == {"promote": 0, "rescue_stale": 1}
+    assert "another process leads maintenance now" in caplog.text
+
+
+def test_a_pass_over_obligations_ends_soon_and_the_next_comes_at_once(place, monkeypatch):
+    monkeypatch.setattr(lanes, "SETTLING", -1)
+    place.app.on_rescued(Work, name="after")(lambda event: Next())
+    place.sql("INSERT INTO awa.follow_up_specs VALUES ('work', 'rescued', 'after', now() - interval '1 h', now())")
+    dead_attempts(place, 3)
+    passes: list[Pass] = []
+    real = Lanes.obligations
+
+    async def noted(self: Lanes) -> Pass:
+        passes.append(await real(self))
+        return passes[-1]
+
+    monkeypatch.setattr(Lanes, "obligations", noted)
+    assert place.once()["obligations"]["done"] == 3
+    assert passes == [Pass(1, 0)] * 3 + [Pass(0, lanes.OBLIGATIONS)]
+
+
 def test_once_runs_the_other_lanes_when_one_fails(place, monkeypatch):
     async def broken(self: Lanes) -> Pass:
         raise RuntimeError("out of order")
