@@ -90,7 +90,8 @@ _RELEASE = (
 
 def look(connection: Connection, holder: str, name: str = NAME) -> tuple[Standing, bool]:
     """How the lease stands, and whether anybody has it. One statement, which only reads."""
-    ours, taken, term, now, up = connection.execute(_LOOK, {"lease_name": name, "candidate": holder}).one()
+    row: Any = connection.execute(_LOOK, {"lease_name": name, "candidate": holder}).one()
+    ours, taken, term, now, up = row
     return Standing(ours, term, now, timedelta(seconds=up)), taken
 
 

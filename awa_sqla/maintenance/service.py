@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from awa_sqla.maintenance.lanes import LANES, Lanes, Pass
-from awa_sqla.maintenance.leadership import Leadership
+from awa_sqla.maintenance.leadership import Leadership, cancelled
 from awa_sqla.session.trouble import transient
 
 log = logging.getLogger("awa_sqla.maintenance")
@@ -152,6 +152,8 @@ class Service:
     async def _run(self, lane: Lane, may: Callable[[], bool] = lambda: True) -> None:
         while may():  # asked before each pass: a process that was frozen wakes up anywhere
             found = await lane.run()
+            if cancelled():
+                return
             pause = lane.pause() if found is None else found.pause
             if lane.name == "promote":
                 await self._sleep_until_nudged(pause)

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from awa_sqla import Awa, ConfigurationError, InvalidJob, JobArgs, claim, enqueue
 from awa_sqla.maintenance import lanes, leadership, service
 from awa_sqla.maintenance.lanes import Lanes, Pass
+from awa_sqla.maintenance.leadership import Leadership
 from awa_sqla.schema import create_all
 from awa_sqla.session import catalogue
 from awa_sqla.worker.config import lanes_named
@@ -207,6 +208,38 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
     with caplog.at_level(logging.WARNING, "awa_sqla"):
         place.play(scene)
     assert "lane rescue_stale of maintenance took longer than 0.5 s and was cut" in caplog.text
+
+
+@pytest.mark.parametrize("made", [OSError("connection lost"), Pass(0, 5)], ids=["an error", "a result"])
+def test_a_stop_that_a_driver_has_swallowed_is_a_stop(place, monkeypatch, made):
+    """In a lane, in one that runs everywhere, and where the lease is renewed."""
+    swallowing: list[str] = []
+
+    async def swallow(name: str) -> Any:
+        swallowing.append(name)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            if isinstance(made, Exception):
+                raise made from None
+        return made
+
+    monkeypatch.setattr(Lanes, "promote", lambda self: swallow("promote"))
+    monkeypatch.setattr(Lanes, "rescue_stale", lambda self: swallow("rescue_stale"))
+    monkeypatch.setattr(leadership, "RENEWALS", 150)
+    real = Leadership._hold
+
+    async def held(self: Leadership) -> bool:
+        return bool(await swallow("hold")) if self.leading() else await real(self)
+
+    monkeypatch.setattr(Leadership, "_hold", held)
+
+    async def scene(process: Any) -> None:
+        await place.until(lambda: {*swallowing} == {"promote", "rescue_stale", "hold"})
+        async with asyncio.timeout(5):
+            await process.__aexit__(None, None, None)
+
+    place.play(scene)
 
 
 def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypatch):
