@@ -41,8 +41,8 @@ LOOK, IDLE, BREATH, AGAIN = 5.0, 10.0, 0.01, 0.25
 FIRST_GO = 1.0
 #: Seconds that a look waits for callables, and that a callable may take.
 WAITS, TAKES = 0.5, 30.0
-#: Ticks that one schedule catches up in one look.
-BURST = 100
+#: Ticks that one schedule catches up in one look, and seconds after which a look leaves the rest to the next.
+BURST, ENOUGH = 100, 1.0
 #: Seconds: the longest pause after failures.
 LONGEST = 300.0
 
@@ -108,11 +108,13 @@ class Cron:
             return IDLE
         read_at, before = monotonic(), set(self._tasks)
         await self._refresh(now, rows)
-        if leading and any(row.since > now + LATE for row in rows):
-            return await self._rewind()
+        if leading and any(row.since > now + LATE for row in rows) and await self._rewind():
+            return BREATH
         mine = [row for row in rows if self._may_fire(row, leading=leading)]
         waits: list[float] = [LOOK, *(t.until - read_at for t in self._troubles.values() if t.until > read_at)]
-        for row, found in await asyncio.to_thread(_survey, mine, now):
+        surveyed = await asyncio.to_thread(_survey, mine, now)
+        began = monotonic()
+        for row, found in surveyed:
             if isinstance(found, InvalidJob):
                 wait: float | None = await self._failed(row, found)
             else:
@@ -121,6 +123,9 @@ class Cron:
                     wait = (found.next - now).total_seconds() - (monotonic() - read_at)
             if wait is not None:
                 waits.append(wait)
+            if isinstance(found, Due) and found.ticks and monotonic() - began > ENOUGH:
+                waits.append(0)
+                break
         waits += await self._callables([task for name, task in self._tasks.items() if name not in before])
         return max(min(waits), BREATH)
 
@@ -136,11 +141,11 @@ class Cron:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _rewind(self) -> float:
+    async def _rewind(self) -> bool:
         async with self._maker.begin() as session:
             if names := await session.run_sync(rewind):
                 log.warning("the database's clock has gone back: schedules %s count from now", names)
-        return BREATH if names else LOOK
+        return bool(names)
 
     def _may_fire(self, row: Stored, *, leading: bool) -> bool:
         """Whether it is this process's turn with a schedule, if something is due."""
@@ -263,11 +268,14 @@ def _definition(row: Stored) -> tuple[str, str]:
 
 
 def _survey(rows: list[Stored], now: datetime) -> list[tuple[Stored, Due | InvalidJob]]:
-    """What is due of each; those that have the most to catch up come last. In a thread: that may be 10,000 ticks."""
+    """What is due of each; those that have the most to catch up come last, those that fired lately after the others.
+
+    In a thread: that may be 10,000 ticks.
+    """
     found: list[tuple[Stored, Due | InvalidJob]] = []
     for row in rows:
         try:
             found.append((row, due(row, now)))
         except InvalidJob as exc:
             found.append((row, exc))
-    return sorted(found, key=lambda pair: len(pair[1].ticks) if isinstance(pair[1], Due) else 0)
+    return sorted(found, key=lambda pair: (len(pair[1].ticks) if isinstance(pair[1], Due) else 0, pair[0].since))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -61,6 +62,8 @@ TOLD = {
     "rescue_overdue": "rescued jobs %s: their deadlines have passed",
     "rescue_callbacks": "rescued jobs %s: their callbacks did not come in time",
 }
+#: Seconds after which a pass over obligations ends, whatever more is owed.
+SETTLING = 10.0
 #: The part of its time that counting may take.
 SHARE = 0.01
 
@@ -201,11 +204,13 @@ class Lanes:
 
     async def obligations(self) -> Pass:
         """Dispatch what is owed."""
-        done = 0
+        done, ends = 0, time.monotonic() + SETTLING
         if await self._means.look(any_due, self._duties.specs):
             while (one := await self._means.within(dispatch_obligation, self._duties.specs)) is not None:
                 done += 1
                 if one.error is not None:
                     log.error("obligation %s: %s", one.obligation_id, one.error)
+                if time.monotonic() > ends:
+                    return Pass(done, 0)
                 await asyncio.sleep(0)
         return Pass(done, OBLIGATIONS)

@@ -33,6 +33,12 @@ def clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
+def cancelled() -> bool:
+    """Whether this task has been cancelled, also when a driver has made an error or a result of it since."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 class Contact:
     """For how long the database could be reached, so that all hearts have had their chance to beat.
 
@@ -99,6 +105,8 @@ class Leadership:
                 pause = min(pause * 2, LONGEST_PAUSE)
             if self._resigned:
                 break
+            if cancelled():
+                return
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311 - apart from each other
         await self.release()
 
@@ -140,7 +148,7 @@ class Leadership:
     async def _keep(self, task: asyncio.Future[None]) -> None:
         """Until the lease is lost, or the task has ended."""
         pause = self._pace
-        while not task.done() and (left := self._until - clock()) > 0:
+        while not (task.done() or cancelled()) and (left := self._until - clock()) > 0:
             await asyncio.wait([task], timeout=min(pause, left))
             try:
                 async with asyncio.timeout(max(self._until - clock(), 0.001)):
@@ -154,7 +162,7 @@ class Leadership:
                 pause = min(AGAIN, self._pace)
                 if self.leading():
                     log.warning("the lease of maintenance is not renewed yet: %s", _brief(exc))
-        if not task.done():
+        if not (task.done() or cancelled()):
             log.warning("the lease of maintenance could not be renewed: another process may lead")
 
     async def _hold(self) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from awa_sqla.maintenance.lanes import LANES, Lanes, Pass
-from awa_sqla.maintenance.leadership import Leadership
+from awa_sqla.maintenance.leadership import Leadership, cancelled
 from awa_sqla.session.trouble import transient
 
 log = logging.getLogger("awa_sqla.maintenance")
@@ -121,7 +121,8 @@ class Service:
     async def once(self) -> bool:
         """Run every lane once, until it finds no more to do; False, and nothing done, when another process leads.
 
-        A lane that fails does not keep the others from running: see `failures`.
+        A lane that fails does not keep the others from running: see `failures`. Once the lead is lost, the rest is the
+        other process's.
         """
         if not await self._leadership.seek():
             return False
@@ -129,15 +130,21 @@ class Service:
             for lane in self.lanes:
                 ends = time.monotonic() + lane.budget
                 while (found := await lane.run()) is not None and time.monotonic() < ends:
-                    if found.pause:
-                        if not self._lanes.building:
-                            break
-                        await asyncio.sleep(BREATH)
+                    if not self._has_more(found):
+                        break
+                    await asyncio.sleep(BREATH if found.pause else 0)
                     if not await self._leadership.seek():  # renews it
-                        return False
+                        log.warning("another process leads maintenance now")
+                        return True
         finally:
             await self._leadership.release()
         return True
+
+    def _has_more(self, found: Pass) -> bool:
+        """Whether a pass is worth another at once: what it wanted and could not have, somebody holds."""
+        if not found.pause:
+            return found.done > 0
+        return found.pause <= BREATH or self._lanes.building
 
     async def _lead(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -149,6 +156,8 @@ class Service:
     async def _run(self, lane: Lane, may: Callable[[], bool] = lambda: True) -> None:
         while may():  # asked before each pass: a process that was frozen wakes up anywhere
             found = await lane.run()
+            if cancelled():
+                return
             pause = lane.pause() if found is None else found.pause
             if lane.name == "promote":
                 await self._sleep_until_nudged(pause)

@@ -240,6 +240,22 @@ def test_a_long_way_is_caught_up_in_bursts_that_keep_nobody_waiting(maker, awa, 
     assert len(jobs(maker)) in (251, 252, 253)
 
 
+def test_a_look_ends_soon_and_the_next_goes_on_with_what_has_waited_longest(maker, awa, process, monkeypatch) -> None:
+    monkeypatch.setattr(cron_module, "ENOUGH", 0.0)
+    for number, name in enumerate("cab"):
+        awa.periodic(name, "* * * * *", Report())
+        write(maker, awa)
+        since(maker, name, (30 - number) * MINUTE)
+
+    async def go(cron: Cron) -> None:
+        for name in "cab":
+            assert await cron.look() == cron_module.BREATH
+            assert jobs(maker)[-1].meta["cron_name"] == name
+
+    process(go)
+    assert len(jobs(maker)) == 3
+
+
 # -------------------------------------------------------------------- case 38: what is built, and the roads of a job
 @pytest.mark.case(38)
 def test_a_callable_is_called_for_each_tick(maker, awa, look) -> None:
@@ -926,11 +942,14 @@ def test_a_clock_of_the_database_that_went_back_stops_no_schedule(maker, awa, lo
     assert caplog.records == []
 
 
-def test_a_mark_in_the_future_that_somebody_holds_is_left_for_later(maker, awa, look) -> None:
+def test_a_mark_in_the_future_that_somebody_holds_is_left_for_later_and_keeps_nobody_waiting(maker, awa, look) -> None:
     awa.periodic("x", "* * * * *", Report())
+    awa.periodic("y", "0 0 1 1 *", Report())
     write(maker, awa)
+    since(maker, "y", timedelta(days=367))
     change(maker, "x", last_enqueued_at=func.clock_timestamp() + timedelta(days=1))
     with maker.begin() as session:
         session.get_one(CronSchedule, "x", with_for_update=True)
         assert look() == cron_module.LOOK
+        assert [job.meta["cron_name"] for job in jobs(maker)] == ["y"]
     assert look() < 1

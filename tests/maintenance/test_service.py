@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from awa_sqla import Awa, ConfigurationError, InvalidJob, JobArgs, claim, enqueue
 from awa_sqla.maintenance import lanes, leadership, service
 from awa_sqla.maintenance.lanes import Lanes, Pass
+from awa_sqla.maintenance.leadership import Leadership
 from awa_sqla.schema import create_all
 from awa_sqla.session import catalogue
 from awa_sqla.worker.config import lanes_named
@@ -237,6 +238,38 @@ def test_a_lane_that_hangs_is_cut_and_starves_no_other(place, monkeypatch, caplo
     assert "lane rescue_stale of maintenance took longer than 0.5 s and was cut" in caplog.text
 
 
+@pytest.mark.parametrize("made", [OSError("connection lost"), Pass(0, 5)], ids=["an error", "a result"])
+def test_a_stop_that_a_driver_has_swallowed_is_a_stop(place, monkeypatch, made):
+    """In a lane, in one that runs everywhere, and where the lease is renewed."""
+    swallowing: list[str] = []
+
+    async def swallow(name: str) -> Any:
+        swallowing.append(name)
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            if isinstance(made, Exception):
+                raise made from None
+        return made
+
+    monkeypatch.setattr(Lanes, "promote", lambda self: swallow("promote"))
+    monkeypatch.setattr(Lanes, "rescue_stale", lambda self: swallow("rescue_stale"))
+    monkeypatch.setattr(leadership, "RENEWALS", 150)
+    real = Leadership._hold
+
+    async def held(self: Leadership) -> bool:
+        return bool(await swallow("hold")) if self.leading() else await real(self)
+
+    monkeypatch.setattr(Leadership, "_hold", held)
+
+    async def scene(process: Any) -> None:
+        await place.until(lambda: {*swallowing} == {"promote", "rescue_stale", "hold"})
+        async with asyncio.timeout(5):
+            await process.__aexit__(None, None, None)
+
+    place.play(scene)
+
+
 def test_lanes_that_hang_hold_up_neither_the_lease_nor_the_heart(place, monkeypatch):
     """All of them at once, each with a connection of its own."""
 
@@ -395,6 +428,57 @@ def test_once_fires_schedules_also_those_that_take_a_while_to_build(place):
     assert place.once()["cron"]["done"] == 2
     assert states(place) == ["available", "available"]
     assert place.once()["cron"]["done"] == 0
+
+
+def test_once_catches_up_all_that_was_missed(place):
+    place.app.periodic("c", "0 * * * *", Next(), missed_fires="catch_up")
+    place.once()
+    place.sql("UPDATE awa.cron_jobs SET counts_from = now() - interval '250 hours'")
+    assert place.once()["cron"]["done"] in (250, 251)
+
+
+def test_once_does_not_wait_for_what_somebody_holds(place):
+    with place.sessions.begin() as session:
+        enqueue(session, Next(), delay=timedelta(milliseconds=1))
+    with place.sessions.begin() as session:
+        session.execute(text("SELECT id FROM awa.scheduled_jobs FOR UPDATE"))
+        began = time.monotonic()
+        assert place.once()["promote"]["done"] == 0
+        assert time.monotonic() - began < service.BUDGET / 2
+
+
+def test_once_tells_what_it_has_done_when_it_loses_the_lead(place, monkeypatch, caplog):
+    real = Lanes.rescue_stale
+
+    async def overtaken(self: Lanes) -> Pass:
+        found = await real(self)
+        place.sql("UPDATE awa.leaders SET holder = 'another', expires_at = now() + interval '1 min'")
+        return found._replace(pause=0)
+
+    monkeypatch.setattr(Lanes, "rescue_stale", overtaken)
+    dead_attempts(place)
+    with caplog.at_level(logging.WARNING, "awa_sqla"):
+        done = place.once()
+    assert done is not None
+    assert {name: fare["done"] for name, fare in done.items()} == {"promote": 0, "rescue_stale": 1}
+    assert "another process leads maintenance now" in caplog.text
+
+
+def test_a_pass_over_obligations_ends_soon_and_the_next_comes_at_once(place, monkeypatch):
+    monkeypatch.setattr(lanes, "SETTLING", -1)
+    place.app.on_rescued(Work, name="after")(lambda event: Next())
+    place.sql("INSERT INTO awa.follow_up_specs VALUES ('work', 'rescued', 'after', now() - interval '1 h', now())")
+    dead_attempts(place, 3)
+    passes: list[Pass] = []
+    real = Lanes.obligations
+
+    async def noted(self: Lanes) -> Pass:
+        passes.append(await real(self))
+        return passes[-1]
+
+    monkeypatch.setattr(Lanes, "obligations", noted)
+    assert place.once()["obligations"]["done"] == 3
+    assert passes == [Pass(1, 0)] * 3 + [Pass(0, lanes.OBLIGATIONS)]
 
 
 def test_once_runs_the_other_lanes_when_one_fails(place, monkeypatch):

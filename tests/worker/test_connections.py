@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 import threading
 import time
@@ -17,7 +19,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from awa_sqla import Backoff, ConfigurationError, JobArgs, QueueConfig, cancel
-from awa_sqla.worker import listen, runner
+from awa_sqla.worker import engines, listen, runner
 from awa_sqla.worker.engines import PATIENCE, Engines
 from tests.worker.poolers import between, pgbouncer
 
@@ -380,3 +382,29 @@ def test_a_server_that_is_not_there_is_said_so_at_the_start(stage):
         port = taken.getsockname()[1]
     with pytest.raises((psycopg.OperationalError, Exception), match="refused"):
         stage.play(url=stage.url.set(port=port))
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_connections_are_closed_within_seconds_when_the_server_does_not_answer(
+    db_url, postgres_server, monkeypatch, driver
+):
+    if postgres_server.local is None:
+        pytest.skip("another machine's processes cannot be stopped")
+    monkeypatch.setattr(engines, "CLOSING", 0.5)
+    pids: list[int] = []
+
+    async def run() -> float:
+        made = Engines(db_url.set(drivername=f"postgresql+{driver}"), 1)
+        async with made.book.connect() as one, made.book.connect() as two:
+            pids.extend([await each.scalar(text("SELECT pg_backend_pid()")) for each in (one, two)])
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        await made.dispose()
+        return time.monotonic() - began
+
+    try:
+        assert asyncio.run(run()) < 5
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
