@@ -20,6 +20,8 @@ from awa_sqla.session.trouble import transient
 
 log = logging.getLogger("awa_sqla.maintenance")
 
+#: Seconds between the first passes of lanes: those of one pace would else want connections in the same moment for ever.
+STEP = 0.1
 #: Seconds: the shortest sleep between two passes, what one pass may take, and the longest pause after failures.
 BREATH, BUDGET, PATIENCE = 0.05, 60.0, 60.0
 
@@ -148,10 +150,11 @@ class Service:
 
     async def _lead(self) -> None:
         async with asyncio.TaskGroup() as group:
+            self._nudged.set()  # promotion looks at all from now on
             for lane in self.lanes:
                 if not lane.everywhere:
                     group.create_task(self._run(lane, self._leadership.leading))
-            self._nudged.set()  # promotion looks at all from now on
+                    await asyncio.sleep(STEP)
 
     async def _run(self, lane: Lane, may: Callable[[], bool] = lambda: True) -> None:
         while may():  # asked before each pass: a process that was frozen wakes up anywhere
