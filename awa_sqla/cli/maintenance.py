@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from awa_sqla.cli.finding import Settings
 from awa_sqla.cli.root import EXIT_PRECONDITION, Duration, after_verb, leave, statuses
+
+if TYPE_CHECKING:
+    from awa_sqla.worker.maintainer import Maintenance
 
 
 class Names(click.ParamType[tuple[str, ...]]):
@@ -40,7 +44,7 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
     for each lane that this process has: its name, what it did, seconds, and its error.
 
     Exit status: 0; 1 a lane failed; 2 usage; 3 no app or database found; 4 another process leads, or the schema is not
-    that of this version; 6 the database cannot be reached.
+    that of this version; 6 the database cannot be reached; 130 or 143 a signal has cut it.
     """
     from awa_sqla.app import Awa
 
@@ -50,10 +54,29 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
     with statuses():
         if not once:
             sys.exit(app.run_maintenance(database, **options))
-        fares = asyncio.run(app.maintenance(database, **options).once())
+        fares = asyncio.run(_once(app.maintenance(database, **options)))
     if fares is None:
         leave("another process leads maintenance; nothing was done", EXIT_PRECONDITION)
     for name, fare in fares.items():
         error = f"\t{fare['error']}" if fare["error"] else ""
         click.echo(f"{name}\t{fare['done']}\t{fare['seconds']:.3f}{error}")
     sys.exit(1 if any(fare["failures"] for fare in fares.values()) else 0)
+
+
+async def _once(process: Maintenance) -> dict[str, dict[str, Any]] | None:
+    """One round, which SIGINT and SIGTERM cut: the pass is rolled back, and another process may lead at once."""
+    loop, task, caught = asyncio.get_running_loop(), asyncio.current_task(), list[int]()
+
+    def cut(number: int) -> None:
+        caught.append(number)
+        if task is not None:
+            task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, cut, number)
+    try:
+        return await process.once()
+    except asyncio.CancelledError:
+        if not caught:
+            raise
+        leave("cut before the round was over", 128 + caught[0])

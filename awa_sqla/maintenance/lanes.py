@@ -62,6 +62,8 @@ TOLD = {
     "rescue_overdue": "rescued jobs %s: their deadlines have passed",
     "rescue_callbacks": "rescued jobs %s: their callbacks did not come in time",
 }
+#: Seconds until the next look at due jobs that somebody holds.
+HELD = 0.5
 #: Seconds after which a pass over obligations ends, whatever more is owed.
 SETTLING = 10.0
 #: The part of its time that counting may take.
@@ -154,6 +156,8 @@ class Lanes:
                 self._woken(done.queues)
             due, promoted = done.next_due, done.jobs
         wait = None if due is None else due.total_seconds()
+        if wait == 0 and not promoted:  # somebody holds what is due
+            wait = HELD
         if self._leadership.leading():
             return Pass(promoted, PROMOTION if wait is None else min(wait, PROMOTION))
         return Pass(promoted, wait if wait is not None and wait < PROMOTION else None)

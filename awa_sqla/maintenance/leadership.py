@@ -80,6 +80,8 @@ class Leadership:
         self._lease = min(max(stale_after.total_seconds() / PART, SHORTEST), LEASE)
         self._pace = self._lease / RENEWALS
         self._until = 0.0
+        #: Whether it may be ours, also when a cancellation came before the answer.
+        self._asked = False
         #: For how long the database could be reached.
         self.contact = Contact(2 * self._lease)
         #: How often the lease has changed hands, when it is ours.
@@ -125,9 +127,9 @@ class Leadership:
 
     async def release(self) -> None:
         """Let another process lead at once."""
-        if not self._until:
+        if not self._asked:
             return
-        self._until = 0.0
+        self._asked, self._until = False, 0.0
         with suppress(Exception):  # it ends by itself soon
             async with asyncio.timeout(AGAIN):
                 await self._ask(release, self._holder, self._name)
@@ -166,10 +168,10 @@ class Leadership:
             log.warning("the lease of maintenance could not be renewed: another process may lead")
 
     async def _hold(self) -> bool:
-        sent = clock()
+        sent, self._asked = clock(), True
         standing = await self._ask(hold, self._holder, timedelta(seconds=self._lease), self._name)
         if standing is None:
-            self._until = 0.0
+            self._asked, self._until = False, 0.0
             return False
         self.contact.note(sent, standing)
         self._until, self.term = sent + self._lease * (1 - MARGIN), standing.term

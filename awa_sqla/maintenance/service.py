@@ -126,9 +126,9 @@ class Service:
         A lane that fails does not keep the others from running: see `failures`. Once the lead is lost, the rest is the
         other process's.
         """
-        if not await self._leadership.seek():
-            return False
         try:
+            if not await self._leadership.seek():
+                return False
             for lane in self.lanes:
                 ends = time.monotonic() + lane.budget
                 while (found := await lane.run()) is not None and time.monotonic() < ends:

@@ -94,3 +94,25 @@ def test_maintenance_stops_at_a_signal_with_status_0(here, url):
     with create_engine(url, poolclass=NullPool).connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM awa.leaders WHERE expires_at > clock_timestamp()")) == 0
         assert connection.scalar(text("SELECT count(*) FROM awa.runtime_instances")) == 0
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.beside), signal.SIGTERM])
+def test_a_signal_cuts_once_and_another_process_may_lead_at_once(here, url, number):
+    engine = create_engine(url, poolclass=NullPool)
+    leads = text("SELECT 1 FROM awa.leaders WHERE expires_at > clock_timestamp()")
+    with engine.begin() as holder, engine.connect().execution_options(isolation_level="AUTOCOMMIT") as look:
+        holder.execute(text("LOCK TABLE awa.jobs_hot IN ACCESS EXCLUSIVE MODE"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "awa_sqla", "maintenance", "-d", url, "--once"],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            while look.execute(leads).one_or_none() is None:
+                assert process.poll() is None
+            process.send_signal(number)
+            _, said = process.communicate(timeout=20)
+        finally:
+            process.kill()
+        assert (process.returncode, said) == (128 + number, "awa-sqla: cut before the round was over\n")
+        assert look.execute(leads).one_or_none() is None

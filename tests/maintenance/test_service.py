@@ -386,6 +386,19 @@ def test_after_an_outage_rescue_waits_until_the_living_have_beaten(place, monkey
     place.play(scene)
 
 
+def test_due_jobs_that_somebody_holds_are_not_asked_for_without_a_breath(place):
+    with place.sessions.begin() as session:
+        enqueue(session, Next(), delay=timedelta(milliseconds=1))
+
+    async def scene(process: Any) -> None:
+        assert await process._service._lanes.promote() == (0, lanes.HELD)
+
+    with place.sessions() as holder:
+        holder.execute(text("SELECT 1 FROM awa.scheduled_jobs FOR UPDATE"))
+        place.play(scene)
+    assert states(place) == ["scheduled"]
+
+
 # ----------------------------------------------------------------------- once
 
 
