@@ -98,7 +98,7 @@ class Leadership:
         pause = self._pace
         while not self._resigned:
             try:
-                if await self.seek():
+                if await self.seek() and not self._resigned:
                     await self._lead(lead)
                 pause = self._pace
             except Exception as exc:  # noqa: BLE001 - lanes that need no lead go on

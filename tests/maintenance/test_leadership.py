@@ -256,6 +256,27 @@ def test_a_leader_whose_lease_was_taken_stops_at_its_next_renewal(candidates, ca
     assert "another process leads maintenance now" in caplog.text
 
 
+def test_a_candidate_that_resigns_while_it_asks_does_not_lead_and_holds_nobody_up(candidates, monkeypatch):
+    async def play() -> None:
+        one = candidates.make("a")
+        real = one._hold
+
+        async def resigns_meanwhile() -> bool:
+            held = await real()
+            one.resign()
+            return held
+
+        async def lead() -> None:
+            raise AssertionError
+
+        monkeypatch.setattr(one, "_hold", resigns_meanwhile)
+        await asyncio.wait_for(one.serve(lead), 20)
+        assert not one.leading()
+        assert await candidates.make("b").seek()
+
+    candidates.play(play)
+
+
 # ---------------------------------------------------------------- the hearts
 
 
