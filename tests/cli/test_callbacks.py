@@ -154,7 +154,7 @@ def complete(base: str, callback: str, key: bytes | None = KEY) -> httpx.Respons
     return httpx.post(callback_url(base, callback, "complete"), content=b'{"payload": 5}', headers=headers)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.beside)])
 def test_without_an_app_what_follows_is_owed(
     db_url: URL, database: Database, waiting: tuple[int, str], number: signal.Signals
 ) -> None:

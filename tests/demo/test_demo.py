@@ -151,7 +151,7 @@ def test_what_was_read_is_what_is_there(finished: Finished, tree: Path) -> None:
     assert tree / "nested/circle" not in by_path
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 def test_its_schemas_are_dropped_at_the_end(empty_db_url: URL, tmp_path: Path) -> None:
     done = demo(empty_db_url, str(tmp_path), "--workers", "1")
     assert done.returncode == 0, done.stderr

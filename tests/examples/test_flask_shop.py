@@ -77,6 +77,7 @@ def test_a_webhook_is_all_or_nothing_wherever_the_app_dies(shop: Shop, how: str)
     rig.is_all_or_nothing_wherever_it_dies(shop, how, "webhooks", PAYMENT, rig.STEPS)
 
 
+@pytest.mark.beside
 def test_one_command_runs_it_all() -> None:
     port = rig.free_port()
     with (

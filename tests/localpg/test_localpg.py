@@ -266,7 +266,11 @@ def test_a_restart_needs_a_start() -> None:
 
 # ------------------------------------------------------------------------------------------ nothing is left
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGKILL, *(pytest.param(number, marks=pytest.mark.beside) for number in (signal.SIGTERM, signal.SIGINT))],
+    ids=str,
+)
 def test_nothing_is_left_when_the_owner_dies(number: signal.Signals) -> None:
     with python(OWNER) as owner:
         assert owner.stdout is not None

@@ -32,7 +32,7 @@ LONG = bool(os.environ.get("AWA_LONG"))
 SABOTAGED = bool(os.environ.get("AWA_SABOTAGE"))
 # A sabotaged run has to fail, not to explain itself; making a failure smaller takes a minute or more.
 SHRINKS = os.environ.get("AWA_SHRINK") != "0" and not SABOTAGED
-EXAMPLES = int(os.environ.get("AWA_EXAMPLES", "400" if LONG else "45"))
+EXAMPLES = int(os.environ.get("AWA_EXAMPLES", "400" if LONG else "32"))
 STEPS = 120 if LONG else 60
 WORLDS = ["psycopg", "async-asyncpg"] if LONG else ["psycopg"]
 SEED = int(os.environ.get("AWA_SEED", random.randrange(2**32)))

@@ -81,7 +81,11 @@ def _presented(session: Session, mine: Job, verb: str) -> list[str]:
 
 
 @pytest.mark.parametrize("expire_on_commit", [True, False])
-@pytest.mark.parametrize("world", ["psycopg", "psycopg2", "async-asyncpg"], indirect=True)
+@pytest.mark.parametrize(
+    "world",
+    ["psycopg", *(pytest.param(world, marks=pytest.mark.beside) for world in ("psycopg2", "async-asyncpg"))],
+    indirect=True,
+)
 def test_a_lost_claim_cannot_end_the_next_ones_run(
     world: World, stage: Stage, tally: Tally, expire_on_commit: bool
 ) -> None:

@@ -54,7 +54,7 @@ def test_the_directory_does_not_hide_the_package() -> None:
     assert not (ROOT / "alembic" / "__init__.py").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 def test_the_history_leads_up_down_and_up_again(alembic: Alembic, connection: Connection) -> None:
     create_all(connection)
     expected = described(connection)
@@ -70,7 +70,7 @@ def test_the_history_leads_up_down_and_up_again(alembic: Alembic, connection: Co
     assert "column customer_order.cents" in described(connection, "public")
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 def test_the_offline_script_is_the_history(alembic: Alembic, connection: Connection, empty_db_url: URL) -> None:
     script = alembic("upgrade", "head", "--sql")
     with psycopg.connect(libpq_url(empty_db_url), autocommit=True) as plain:
@@ -90,7 +90,7 @@ def test_replicas_that_upgrade_at_once_all_succeed(alembic: Alembic, connection:
     assert connection.scalars(text("SELECT version FROM awa.schema_version")).all() == list(range(1, LATEST + 1))
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.parametrize("variable", ["AWA_DATABASE_URL", "DATABASE_URL"])
 def test_the_database_may_be_named_by_the_environment(empty_db_url: URL, connection: Connection, variable: str) -> None:
     url = libpq_url(empty_db_url)

@@ -916,6 +916,7 @@ class Tagged(JobArgs, unique=Unique()):
 
 
 @pytest.mark.case(48)
+@pytest.mark.beside
 def test_a_set_is_stored_in_order_whatever_the_hash_seed() -> None:
     code = (
         "from tests.session.test_unique import Tagged; from awa_sqla.stored import dump; import json\n"
