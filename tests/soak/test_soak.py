@@ -50,7 +50,7 @@ def test_nothing_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
     assert report.did["leaders frozen"] + report.did["standbys frozen"] == 1
     for what in ("ticks", "deleted", "rises", "rescues"):
         assert report.findings.counts[what] > 3, what
-    assert report.findings.counts["changes of the leader"] >= 2  # by right and by force; more where it is hurt
+    assert report.findings.counts["changes of the leader"] > 2  # one by right, one by force, and one that took over
     assert {how for how, _ in report.commits} == {"before", "after"}
 
 
