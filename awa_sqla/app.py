@@ -182,7 +182,7 @@ class Awa:
         `async_session_factory` make `ctx.session` (default: on engines of the worker's own; they are attached),
         `queues` serves only these, `listen_url` is a direct URL for LISTEN where the other goes through a pooler,
         `notify=False` polls only, `heartbeat` (30 s) at most a third of `stale_after` (90 s), `grace` (30 s) for
-        running jobs at a stop, `maintenance=False` leaves promotion and rescue to others, `claim_batch` (500).
+        running jobs at a stop, `maintenance=False` leaves the upkeep to others, `claim_batch` (500).
         `health` ("host:port") serves `/healthz` and `/readyz` there; port 0 is any that is free, `health_address` of
         the worker tells which. `uvloop` is for `run_worker`; True refuses another running loop here.
 
