@@ -72,6 +72,7 @@ def test_it_makes_what_a_transaction_makes(empty_engine: Engine, connection: Con
     assert described(connection, schema) == {}
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("from_", range(LATEST + 1))
 def test_it_makes_it_from_every_version(empty_engine: Engine, connection: Connection, from_: int) -> None:
     create_all(connection)
@@ -242,7 +243,7 @@ def test_both_ways_at_once_do_it_once(empty_engine: Engine, connection: Connecti
     assert is_finished(empty_engine)
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.case(39)
 def test_processes_that_migrate_at_once_all_exit_with_0(empty_db_url: URL, empty_engine: Engine) -> None:
     command = [sys.executable, "-m", "awa_sqla", "-d", libpq_url(empty_db_url), "migrate"]
@@ -306,7 +307,7 @@ def nobody_builds(watcher: Connection) -> None:
     watcher.rollback()
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.case(40)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_build_is_found_and_done_again(
@@ -405,6 +406,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_the_settings_of_a_role_do_not_stand_in_the_way(empty_engine: Engine, setting: str) -> None:
     at(empty_engine, 2)
