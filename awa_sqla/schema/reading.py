@@ -18,7 +18,8 @@ _GRANTS = """coalesce((
 ), '[]')"""
 
 _KEYS = """(
-    SELECT coalesce(jsonb_agg(a.attname ORDER BY k.place), '[]') FROM unnest({keys}) WITH ORDINALITY AS k (number, place)
+    SELECT coalesce(jsonb_agg(a.attname ORDER BY k.place), '[]')
+    FROM unnest({keys}) WITH ORDINALITY AS k (number, place)
     JOIN pg_attribute AS a ON a.attrelid = {table} AND a.attnum = k.number
 )"""
 

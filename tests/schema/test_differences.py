@@ -1,0 +1,161 @@
+"""The comparison with an installed schema: it names what differs, and its statements mend that, by rows and definitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
+
+from awa_sqla.schema import LATEST, create_all, installed_version, migrate
+from awa_sqla.schema.drift import Difference, differences
+from tests.databases import Server
+from tests.schema import catalog
+from tests.schema.sabotage import SABOTAGE, THEIRS
+
+NAMES = ("awa", "Job-Queue", "ärger", "public", "jobs_hot")
+NAMED = [
+    pytest.param(NAMES[number % 5], case, id=f"{case}, {NAMES[number % 5]}") for number, case in enumerate(SABOTAGE)
+]
+
+ROWS = """
+    INSERT INTO {s}.jobs_hot (kind, tags) VALUES ('send', '{{a}}'), ('it''s', '{{}}');
+    INSERT INTO {s}.jobs_hot (kind, unique_key, unique_states) VALUES ('once', 'a key', 255);
+    INSERT INTO {s}.scheduled_jobs (kind, run_at) VALUES ('later', now());
+    INSERT INTO {s}.dlq_entries (id, kind, original_run_lease, dlq_reason)
+    VALUES (nextval('{s}.jobs_id_seq'), 'dead', nextval('{s}.run_lease_seq'), 'no');
+    INSERT INTO {s}.queue_meta (queue) VALUES ('mail');
+    INSERT INTO {s}.follow_up_specs (kind, outcome, name) VALUES ('send', 'completed', 'tell');
+    INSERT INTO {s}.follow_up_obligations (job_id, kind, outcome, spec, snapshot)
+    VALUES (1, 'send', 'completed', 'tell', '{{}}');
+    INSERT INTO {s}.cron_jobs (name, cron_expr) VALUES ('nightly', '0 0 * * *');
+    INSERT INTO {s}.job_counts (queue, state, jobs) VALUES ('mail', 'completed', 3);
+    INSERT INTO {s}.audit_log (source, verb, target) VALUES ('cli', 'pause', 'mail')"""
+
+Rows = dict[str, list[dict[str, Any]]]
+
+
+def execute(connection: Connection, sql: str, schema: str) -> None:
+    connection.exec_driver_sql(
+        sql.replace("{s}", f'"{schema}"').replace("{{", "{").replace("}}", "}").replace("%", "%%")
+    )
+
+
+def rows(connection: Connection, schema: str) -> Rows:
+    """All rows of our tables, without what is NULL."""
+    tables = connection.scalars(
+        text("SELECT relname FROM pg_class WHERE relnamespace = to_regnamespace(:name) AND relkind = 'r'"),
+        {"name": f'"{schema}"'},
+    ).all()
+    order = "ORDER BY to_jsonb(one)::text"
+    return {
+        table: list(
+            connection.scalars(
+                text(f'SELECT jsonb_strip_nulls(to_jsonb(one)) FROM "{schema}"."{table}" AS one {order}')
+            )
+        )
+        for table in tables
+    }
+
+
+def assert_kept(before: Rows, after: Rows) -> None:
+    """Every value of every row is still there; columns that were mended may have come."""
+    for table, expected in before.items():
+        left = list(after[table])
+        for row in expected:
+            match = next(one for one in left if row.items() <= one.items())
+            left.remove(match)
+        assert not left or table == "schema_version"
+
+
+def assert_named(found: list[Difference], case: str) -> None:
+    """Exactly what the case says, each with its problem; a name that comes twice counts once."""
+    named = SABOTAGE[case].named
+    assert {one.what for one in found} == set(named)
+    for what, problem in named.items():
+        assert any(problem in one.problem for one in found if one.what == what), [one.problem for one in found]
+
+
+@pytest.mark.parametrize("version", range(LATEST + 1))
+@pytest.mark.parametrize("schema", NAMES)
+def test_a_clean_schema_has_no_differences(connection: Connection, schema: str, version: int) -> None:
+    migrate(connection, version, schema)
+    before = catalog.names(connection)
+    assert differences(connection, schema) == []
+    assert catalog.names(connection) == before
+    assert installed_version(connection, schema) == version
+
+
+@pytest.mark.parametrize(("schema", "case"), NAMED)
+def test_what_differs_is_named_and_mended_in_one_transaction(connection: Connection, schema: str, case: str) -> None:
+    create_all(connection, schema)
+    execute(connection, ROWS, schema)
+    clean = catalog.described(connection, schema)
+    execute(connection, SABOTAGE[case].sql, schema)
+    damaged, kept = catalog.described(connection, schema), rows(connection, schema)
+    found = differences(connection, schema)
+    assert_named(found, case)
+    assert catalog.described(connection, schema) == damaged, "looking has changed it"
+    for difference in found:
+        for statement in difference.mends_in_transaction:
+            connection.exec_driver_sql(statement.replace("%", "%%"))
+    assert differences(connection, schema) == []
+    assert_mended(clean, catalog.described(connection, schema), case)
+    assert_kept(kept, rows(connection, schema))
+
+
+def assert_mended(clean: dict[str, str], mended: dict[str, str], case: str) -> None:
+    """As new, but for what the case itself has added and nobody must take away."""
+    left = catalog.differences(clean, mended)
+    added = {name for name in left if any(word in name for word in ADDED.get(case, ()))}
+    assert left - added == set()
+
+
+ADDED = {
+    "column of others that must be given": ("Team's",),
+    "foreign key of others": ("kinds",),
+    "primary key of others": ("number",),
+    "view with another column": ("relation jobs",),  # its option
+}
+
+
+@pytest.fixture(scope="module")
+def committed(postgres_server: Server) -> Iterator[Engine]:
+    """A database that is this module's, on which what happens is committed."""
+    janitor = postgres_server.janitor("awa_test_differences", template_dbname="template0")
+    janitor.drop()
+    with janitor:
+        engine = create_engine(postgres_server.url("awa_test_differences"), poolclass=NullPool)
+        yield engine
+        engine.dispose()
+
+
+@pytest.mark.parametrize(("schema", "case"), NAMED)
+def test_it_is_mended_by_one_statement_after_another(committed: Engine, schema: str, case: str) -> None:
+    with committed.begin() as connection:
+        execute(connection, 'DROP SCHEMA IF EXISTS {s} CASCADE; DROP SCHEMA IF EXISTS "Shop\'s" CASCADE', schema)
+        execute(connection, "CREATE SCHEMA {s}", schema)
+        create_all(connection, schema)
+        execute(connection, ROWS, schema)
+        clean = catalog.described(connection, schema)
+        execute(connection, SABOTAGE[case].sql, schema)
+        kept = rows(connection, schema)
+    with committed.connect() as connection:
+        found = differences(connection, schema)
+    assert_named(found, case)
+    with committed.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for difference in found:
+            for statement in difference.mends:
+                connection.exec_driver_sql(statement.replace("%", "%%"))
+    with committed.connect() as connection:
+        assert differences(connection, schema) == []
+        assert_mended(clean, catalog.described(connection, schema), case)
+        assert_kept(kept, rows(connection, schema))
+
+
+@pytest.mark.parametrize("case", THEIRS)
+def test_what_the_application_may_add_is_no_difference(connection: Connection, case: str) -> None:
+    create_all(connection)
+    execute(connection, THEIRS[case], "awa")
+    assert differences(connection) == []
