@@ -70,18 +70,20 @@ def retype(schema: str, columns: Iterable[Column], found: Catalog, wanted: Catal
     """Give columns their type. What PostgreSQL does not let stand meanwhile is taken away and made again at once."""
     columns = list(columns)
     tables = {column.table for column in columns}
-    triggers = [trigger for trigger in found.triggers.values() if trigger.columnar and trigger.table in tables]
+    triggers = [
+        (trigger, found.triggers[name].enabled)
+        for name, trigger in wanted.triggers.items()
+        if trigger.table in tables and name in found.triggers and found.triggers[name].columnar
+    ]
     views = [wanted.views[name] for name in found.views if name in wanted.views]
     read = [view for view in views if any(f" {table}" in view.definition for table in tables)]
-    before = [f"DROP TRIGGER {quoted(trigger.name)} ON {schema}.{trigger.table}" for trigger in triggers]
+    before = [f"DROP TRIGGER {trigger.name} ON {schema}.{trigger.table}" for trigger, _ in triggers]
     before += [f"DROP VIEW {schema}.{view.name}" for view in read]
     after = [statement for view in read for statement in create_view(schema, view, found.views[view.name])]
-    for trigger in triggers:
+    for trigger, enabled in triggers:
         after.append(trigger.sql)
-        if trigger.enabled != "O":
-            after.append(
-                f"ALTER TABLE {schema}.{trigger.table} {_ENABLED[trigger.enabled]} TRIGGER {quoted(trigger.name)}"
-            )
+        if enabled != "O":
+            after.append(f"ALTER TABLE {schema}.{trigger.table} {_ENABLED[enabled]} TRIGGER {trigger.name}")
     changes = []
     for column in columns:
         target = f"ALTER TABLE {schema}.{column.table} ALTER COLUMN {column.name}"
@@ -210,7 +212,7 @@ def create_sequence(schema: str, sequence: Sequence, found: Catalog) -> Mends:
     highest = [
         f"(SELECT max({column.name}) FROM {schema}.{column.table})"  # noqa: S608 - our names
         for column in found.columns.values()
-        if column.name in _DRAWN.get(sequence.name, ()) and not column.identity
+        if column.name in _DRAWN.get(sequence.name, ()) and column.type == sequence.type and not column.identity
     ]
     go_on = (
         [f"SELECT setval('{schema}.{sequence.name}', greatest(0, {', '.join(highest)}) + 1, false)"] if highest else []
