@@ -1,4 +1,4 @@
-"""The comparison with an installed schema: it names what differs, and its statements mend that, by rows and definitions."""
+"""The comparison with an installed schema: it names what differs, and its statements mend exactly that."""
 
 from __future__ import annotations
 
