@@ -97,6 +97,7 @@ class View:
     definition: str
     columns: list[str]
     options: list[str]
+    owner: str
     grants: list[list[str]]
     sql: str
 
@@ -112,6 +113,7 @@ class Function:
     security_definer: bool
     settings: list[str]
     source: str
+    owner: str
     revoked: bool  # from PUBLIC, which has EXECUTE by default
     grants: list[list[str]]
     sql: str

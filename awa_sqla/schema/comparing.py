@@ -102,7 +102,7 @@ class Comparison(Sides):
         pairs = [
             (wanted, self.found.columns.get(name))
             for name, wanted in self.wanted.columns.items()
-            if getattr(self.found.relations.get(wanted.table), "kind", None) == TABLE
+            if self.there(wanted.table)
         ]
         for wanted, actual in pairs:
             if actual is None:
@@ -152,7 +152,7 @@ class Comparison(Sides):
         """Constraints of the tables that are there."""
         names = {key(wanted): self.found.constraints[name].name for name, wanted in self.renamed.items()}
         for name, wanted in self.wanted.constraints.items():
-            if wanted.table not in self.found.relations:
+            if not self.there(wanted.table):
                 continue
             what, table = f"constraint {name}", f"{self.schema}.{wanted.table}"
             actual = self.found.constraints.get(name)
@@ -179,7 +179,7 @@ class Comparison(Sides):
         """Indexes of the tables that are there; storage parameters are the DBA's."""
         for name, wanted in self.wanted.indexes.items():
             actual = self.found.indexes.get(name)
-            if wanted.table not in self.found.relations:
+            if not self.there(wanted.table):
                 continue
             if actual is None:
                 problem = "is missing"
@@ -223,6 +223,8 @@ class Comparison(Sides):
         """Triggers: their text, and that they fire."""
         for name, wanted in self.wanted.triggers.items():
             actual = self.found.triggers.get(name)
+            if wanted.table in self.found.relations and not self.there(wanted.table):
+                continue
             if actual is None or actual.definition != wanted.definition:
                 problem = "is missing" if actual is None else "has another text"
                 change = mends.replace_trigger(self.schema, wanted, actual)

@@ -30,6 +30,9 @@ from awa_sqla.schema.expected import expected_catalog
 from awa_sqla.schema.objects import quoted
 from awa_sqla.schema.reading import read
 
+#: Tables without the ledger: who has all of them has our schema.
+_TELLING = {"jobs_hot", "scheduled_jobs", "queue_meta"}
+
 __all__ = ["Difference", "differences", "lines"]
 
 
@@ -55,8 +58,8 @@ def differences(connection: Connection, schema: str = SCHEMA) -> list[Difference
     """What differs from the schema of the installed version, in an order in which the mends can be executed.
 
     Nothing is changed: what is expected is made in the connection's temporary namespace, in a savepoint, and taken back
-    (a transaction that did this cannot be prepared for two-phase commit). No table is locked. An empty list for a
-    schema that is not installed. Async: `await async_connection.run_sync(differences)`.
+    (a transaction that did this cannot be prepared for two-phase commit). Tables are locked as by a SELECT, and only
+    until it returns. An empty list for a schema that is not installed. Async: `await async_connection.run_sync(differences)`.
 
     Raises `ConfigurationError` in AUTOCOMMIT mode, in a read-only transaction and without the privilege TEMPORARY,
     `SchemaVersionError` when the database is newer than this package.
@@ -71,7 +74,7 @@ def differences(connection: Connection, schema: str = SCHEMA) -> list[Difference
         )
     with connection.begin_nested() as savepoint:
         found = _installed(connection, schema)
-        lost = not version and "jobs_hot" in found.relations
+        lost = not version and found.relations.keys() >= _TELLING
         if lost:
             version = LATEST  # what was installed is there; the mends bring all of it to this version
         wanted = expected_catalog(connection, version, schema) if version else Catalog()

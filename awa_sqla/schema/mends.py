@@ -221,16 +221,25 @@ def create_sequence(schema: str, sequence: Sequence, found: Catalog) -> Mends:
 
 
 # -------------------------------------------------------------------------------- views, functions and triggers
-def _grants(of: str, grants: Iterable[Iterable[str]]) -> Iterator[str]:
-    for privilege, grantee, option in grants:
-        yield f"GRANT {privilege} ON {of} TO {grantee}{option}"
+def _rights(sort: str, name: str, actual: View | Function | None) -> Iterator[str]:
+    """Give what was made again to whom it belonged, and to whom it was granted."""
+    if actual is None:
+        return
+    yield f"ALTER {sort} {name} OWNER TO {actual.owner}"
+    if isinstance(actual, Function) and actual.revoked:
+        yield f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC"
+    for privilege, grantee, option in actual.grants:
+        yield f"GRANT {privilege} ON {'TABLE' if sort == 'VIEW' else sort} {name} TO {grantee}{option}"
 
 
 def create_view(schema: str, wanted: View, actual: View | None) -> list[str]:
-    """Make a view that is not there now, with the options and the grants of the one that was."""
-    options = f" WITH ({', '.join(actual.options)})" if actual and actual.options else ""
-    statements = [f"CREATE VIEW {schema}.{wanted.name}{options} AS\n{wanted.sql}"]
-    return [*statements, *_grants(f"{schema}.{wanted.name}", actual.grants if actual else ())]
+    """Make a view that is not there now, with the options, the owner and the grants of the one that was."""
+    name = f"{schema}.{wanted.name}"
+    return [f"CREATE VIEW {name}{_options(actual)} AS\n{wanted.sql}", *_rights("VIEW", name, actual)]
+
+
+def _options(actual: View | None) -> str:
+    return f" WITH ({', '.join(actual.options)})" if actual and actual.options else ""
 
 
 def replace_view(schema: str, wanted: View, actual: View | None) -> Mends:
@@ -238,20 +247,17 @@ def replace_view(schema: str, wanted: View, actual: View | None) -> Mends:
     if actual is None:
         return plain(*create_view(schema, wanted, None))
     if actual.columns == wanted.columns[: len(actual.columns)]:
-        (statement,) = create_view(schema, wanted, View(**{**vars(actual), "grants": []}))
-        return plain(statement.replace("CREATE VIEW", "CREATE OR REPLACE VIEW", 1))
+        return plain(f"CREATE OR REPLACE VIEW {schema}.{wanted.name}{_options(actual)} AS\n{wanted.sql}")
     return inseparable(f"DROP VIEW {schema}.{wanted.name}", *create_view(schema, wanted, actual))
 
 
 def replace_function(schema: str, wanted: Function, actual: Function | None) -> Mends:
     """Make a function, or all that is said of it; one with another result goes first, its grants are made again."""
+    made = wanted.sql.strip()
     if actual is None or (actual.result, actual.arguments) == (wanted.result, wanted.arguments):
-        return plain(wanted.sql.strip())
+        return plain(made)
     name = f"{schema}.{wanted.signature}"
-    revoke = [f"REVOKE ALL ON FUNCTION {name} FROM PUBLIC"] if actual.revoked else []
-    return inseparable(
-        f"DROP FUNCTION {name}", wanted.sql.strip(), *revoke, *_grants(f"FUNCTION {name}", actual.grants)
-    )
+    return inseparable(f"DROP FUNCTION {name}", made, *_rights("FUNCTION", name, actual))
 
 
 def replace_trigger(schema: str, wanted: Trigger, actual: Trigger | None) -> Mends:

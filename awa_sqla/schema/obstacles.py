@@ -37,6 +37,11 @@ class Sides:
         """The names of our tables."""
         return {relation.name for relation in self.wanted.relations.values() if relation.kind == TABLE}
 
+    def there(self, table: str) -> bool:
+        """Whether a table of this name is installed; something else may stand in its place."""
+        relation = self.found.relations.get(table)
+        return relation is not None and relation.kind == TABLE
+
     @cached_property
     def extra_columns(self) -> dict[str, Column]:
         """The columns of our tables that the steps do not make."""

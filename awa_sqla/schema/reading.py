@@ -83,7 +83,8 @@ _SORTS = {
             'sql', rtrim(pg_get_viewdef(c.oid), ';'),
             'columns', (SELECT jsonb_agg(a.attname || ' ' || format_type(a.atttypid, a.atttypmod) ORDER BY a.attnum)
                 FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0),
-            'options', coalesce(to_jsonb(c.reloptions), '[]'), 'grants', {view_grants}
+            'options', coalesce(to_jsonb(c.reloptions), '[]'),
+            'owner', quote_ident(pg_get_userbyid(c.relowner)), 'grants', {view_grants}
         ) FROM pg_class AS c WHERE c.relnamespace = {namespace} AND c.relkind = 'v'
     """,
     "functions": """
@@ -94,7 +95,8 @@ _SORTS = {
                 p.proleakproof, p.procost, p.prorows),
             'security_definer', p.prosecdef, 'settings', coalesce(to_jsonb(p.proconfig), '[]'), 'source', p.prosrc,
             'revoked', p.proacl IS NOT NULL AND NOT EXISTS (SELECT FROM aclexplode(p.proacl) AS a WHERE a.grantee = 0),
-            'sql', pg_get_functiondef(p.oid), 'grants', {function_grants}
+            'sql', pg_get_functiondef(p.oid),
+            'owner', quote_ident(pg_get_userbyid(p.proowner)), 'grants', {function_grants}
         ) FROM pg_proc AS p JOIN pg_language AS l ON l.oid = p.prolang
         WHERE p.pronamespace = {namespace} AND p.prokind IN ('f', 'p')
     """,

@@ -31,7 +31,7 @@ THEIRS: dict[str, str] = {
     "domain": "CREATE DOMAIN {s}.colour AS text",
     "view": "CREATE VIEW {s}.mine AS SELECT id, kind FROM {s}.jobs",
     "function": "CREATE FUNCTION {s}.length(text) RETURNS integer LANGUAGE sql AS 'SELECT 1'",
-    "comments": "COMMENT ON TABLE {s}.jobs_hot IS 'do not touch'; COMMENT ON COLUMN {s}.jobs_hot.id IS 'it is a number'",
+    "comments": "COMMENT ON TABLE {s}.jobs_hot IS 'do not touch'; COMMENT ON COLUMN {s}.jobs_hot.id IS 'a number'",
     "replica identity": "ALTER TABLE {s}.jobs_hot REPLICA IDENTITY FULL",
     "trigger that fires always": "ALTER TABLE {s}.jobs_hot ENABLE ALWAYS TRIGGER jobs_hot_claims_insert",
     "order of columns": """ALTER TABLE {s}.queue_meta DROP paused_by; ALTER TABLE {s}.queue_meta ADD paused_by text""",

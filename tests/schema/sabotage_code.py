@@ -91,7 +91,9 @@ CODE: dict[str, Sabotage] = {
         {"function wake_workers()": "has another text"},
     ),
     "function of the channel of another schema": Sabotage(
-        """DO $$ BEGIN EXECUTE replace(pg_get_functiondef('{s}.wake_workers'::regproc), '(''awa_', '(''Awa_'); END $$""",
+        """DO $$ BEGIN
+            EXECUTE replace(pg_get_functiondef('{s}.wake_workers'::regproc), '(''awa_', '(''Awa_');
+        END $$""",
         {"function wake_workers()": "has another text"},
     ),
     "function rights": Sabotage(
