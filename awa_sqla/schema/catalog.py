@@ -156,16 +156,16 @@ Found = TypeVar("Found")
 class Catalog:
     """All that was read of one schema, each sort by its name."""
 
-    relations: dict[str, Relation] = field(default_factory=dict)
-    columns: dict[str, Column] = field(default_factory=dict)
-    constraints: dict[str, Constraint] = field(default_factory=dict)
-    indexes: dict[str, Index] = field(default_factory=dict)
-    sequences: dict[str, Sequence] = field(default_factory=dict)
-    views: dict[str, View] = field(default_factory=dict)
-    functions: dict[str, Function] = field(default_factory=dict)
-    triggers: dict[str, Trigger] = field(default_factory=dict)
-    rules: dict[str, Rule] = field(default_factory=dict)
-    references: dict[str, Reference] = field(default_factory=dict)
+    relations: dict[str, Relation] = field(default_factory=dict[str, Relation])
+    columns: dict[str, Column] = field(default_factory=dict[str, Column])
+    constraints: dict[str, Constraint] = field(default_factory=dict[str, Constraint])
+    indexes: dict[str, Index] = field(default_factory=dict[str, Index])
+    sequences: dict[str, Sequence] = field(default_factory=dict[str, Sequence])
+    views: dict[str, View] = field(default_factory=dict[str, View])
+    functions: dict[str, Function] = field(default_factory=dict[str, Function])
+    triggers: dict[str, Trigger] = field(default_factory=dict[str, Trigger])
+    rules: dict[str, Rule] = field(default_factory=dict[str, Rule])
+    references: dict[str, Reference] = field(default_factory=dict[str, Reference])
 
     def of(self, found: Iterable[Found], table: str) -> Iterator[Found]:
         """Those that belong to a table."""

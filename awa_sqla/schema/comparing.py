@@ -59,7 +59,7 @@ class Comparison(Sides):
     def alter_sequence(self, actual: Sequence, wanted: Sequence) -> Mends:
         """Make the one what the other is."""
         target = f"ALTER SEQUENCE {self.schema}.{wanted.name}"
-        statements = []
+        statements: list[str] = []
         if (actual.bound, actual.owner) != (wanted.bound, wanted.owner):
             statements.append(f"{target} OWNED BY NONE")
         if actual.persistence != wanted.persistence:

@@ -5,8 +5,7 @@ an import and forgotten, a restore left a function out. Nothing of that changes 
 not compare.
 
     with engine.connect() as connection:
-        for line in lines(differences(connection)):
-            print(line)
+        print(*lines(differences(connection)), sep="\n")
 
 The application and its DBA may add tables, indexes, triggers and nullable columns to the schema, and choose storage
 parameters: that is no drift. Drift is also what they add when it can make a statement of this package fail: a
@@ -23,17 +22,18 @@ from sqlalchemy import Connection, text
 
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
-from awa_sqla.schema import LATEST, installed_version
+from awa_sqla.schema import LATEST, as_ddl, installed_version
 from awa_sqla.schema.catalog import Catalog
 from awa_sqla.schema.comparing import Comparison
 from awa_sqla.schema.expected import expected_catalog
+from awa_sqla.schema.mends import can_be_indented
 from awa_sqla.schema.objects import quoted
 from awa_sqla.schema.reading import read
 
 #: Tables without the ledger: who has all of them has our schema.
 _TELLING = {"jobs_hot", "scheduled_jobs", "queue_meta"}
 
-__all__ = ["Difference", "differences", "lines"]
+__all__ = ["Difference", "differences", "lines", "mend"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,10 @@ class Difference:
 def differences(connection: Connection, schema: str = SCHEMA) -> list[Difference]:
     """What differs from the schema of the installed version, in an order in which the mends can be executed.
 
-    Nothing is changed: what is expected is made in the connection's temporary namespace, in a savepoint, and taken back
-    (a transaction that did this cannot be prepared for two-phase commit). Tables are locked as by a SELECT, and only
-    until it returns. An empty list for a schema that is not installed. Async: `await async_connection.run_sync(differences)`.
+    Nothing is changed: what is expected is made in the connection's temporary namespace, in a savepoint, and taken
+    back (a transaction that did this cannot be prepared for two-phase commit). Tables are locked as by a SELECT, and
+    only until it returns. An empty list for a schema that is not installed. Async:
+    `await async_connection.run_sync(differences)`.
 
     Raises `ConfigurationError` in AUTOCOMMIT mode, in a read-only transaction and without the privilege TEMPORARY,
     `SchemaVersionError` when the database is newer than this package.
@@ -67,7 +68,7 @@ def differences(connection: Connection, schema: str = SCHEMA) -> list[Difference
     version = installed_version(connection, schema)
     if version > LATEST:
         raise SchemaVersionError(version, LATEST, schema)
-    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+    if _autocommits(connection):
         raise ConfigurationError(
             "the schema is compared inside a transaction, and this connection is in AUTOCOMMIT mode: "
             "use `with engine.connect() as connection`"
@@ -83,12 +84,32 @@ def differences(connection: Connection, schema: str = SCHEMA) -> list[Difference
     return [Difference(one.what, one.problem, *one.mends) for one in comparison]
 
 
-def lines(found: Iterable[Difference]) -> Iterator[str]:
-    """Differences as plain text: a line for each, and its statements indented below."""
+def mend(connection: Connection, found: Iterable[Difference]) -> None:
+    """Execute the mends of differences, in their order: one after another in AUTOCOMMIT mode, else in the transaction.
+
+    A difference that no statement can mend is left. Raises what PostgreSQL says, for example that a view of the
+    application depends on one of ours.
+    """
+    apart = _autocommits(connection)
     for difference in found:
-        yield f"{difference.what} {difference.problem}"
+        for statement in difference.mends if apart else difference.mends_in_transaction:
+            connection.execute(as_ddl(statement))
+
+
+def lines(found: Iterable[Difference]) -> Iterator[str]:
+    """Differences as a script for psql: a comment for each, and its statements indented below.
+
+    A statement with the body of a function is not indented: the layout is part of it.
+    """
+    for difference in found:
+        yield "-- " + " ".join(f"{difference.what} {difference.problem}".split())
         for statement in difference.mends:
-            yield from (f"    {line}".rstrip() for line in f"{statement};".splitlines())
+            indent = "    " if can_be_indented(statement) else ""
+            yield from (f"{indent}{line}" for line in f"{statement};".splitlines())
+
+
+def _autocommits(connection: Connection) -> bool:
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
 def _installed(connection: Connection, schema: str) -> Catalog:

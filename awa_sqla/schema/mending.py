@@ -15,6 +15,7 @@ from alembic.operations import MigrateOperation, Operations
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.schema import as_ddl
 from awa_sqla.schema.drift import Difference, differences
+from awa_sqla.schema.mends import can_be_indented
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
@@ -102,8 +103,8 @@ def _literal(statement: str) -> str:
     """
     escaped = _PARAMETER.sub(r"\\:", statement)
     lines = escaped.splitlines(keepends=True)
-    within_body = len(lines) > 1 and "$" in escaped
-    if not within_body and "\\" not in escaped and '"""' not in escaped and not escaped.endswith('"'):
+    moves = len(lines) == 1 or can_be_indented(statement)
+    if moves and "\\" not in escaped and '"""' not in escaped and not escaped.endswith('"'):
         return f'"""{escaped}"""'
     if len(lines) == 1:
         return repr(escaped)

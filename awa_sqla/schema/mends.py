@@ -7,6 +7,7 @@ Names of ours are plain identifiers; `schema` is quoted, and what others have ma
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -22,6 +23,13 @@ class Mends(NamedTuple):
 
 
 NONE = Mends((), ())
+
+_QUOTED = re.compile(r""" "[^"]*" | '[^']*' """, re.VERBOSE)
+
+
+def can_be_indented(statement: str) -> bool:
+    """Whether its lines may move: not those of a body or a name."""
+    return "$" not in statement and not any("\n" in name for name in _QUOTED.findall(statement))
 
 
 def plain(*statements: str) -> Mends:
@@ -84,7 +92,7 @@ def retype(schema: str, columns: Iterable[Column], found: Catalog, wanted: Catal
         after.append(trigger.sql)
         if enabled != "O":
             after.append(f"ALTER TABLE {schema}.{trigger.table} {_ENABLED[enabled]} TRIGGER {trigger.name}")
-    changes = []
+    changes: list[str] = []
     for column in columns:
         target = f"ALTER TABLE {schema}.{column.table} ALTER COLUMN {column.name}"
         actual = found.columns[f"{column.table}.{column.name}"]

@@ -143,18 +143,19 @@ _PARTS = {
     "{function_grants}": _GRANTS.format(acl="p.proacl", owner="p.proowner"),
 }
 
-_QUERY = "\nUNION ALL\n".join(
+_TEMPLATE = "\nUNION ALL\n".join(
     f"SELECT '{sort}' AS sort, {sort}_found.one::text FROM ({query}) AS {sort}_found (one)"  # noqa: S608 - constants
     for sort, query in _SORTS.items()
 )
-for _name, _part in _PARTS.items():
-    _QUERY = _QUERY.replace(_name, _part)
 
 
 def read(connection: Connection, namespace: int) -> Catalog:
     """All of a namespace, given as its oid; the names in definitions are as the search_path makes them."""
+    query = _TEMPLATE
+    for name, part in {**_PARTS, "{namespace}": str(namespace)}.items():
+        query = query.replace(name, part)
     catalog = Catalog()
-    for sort, body in connection.execute(text(_QUERY.replace("{namespace}", str(namespace)))):
+    for sort, body in connection.execute(text(query)):
         one = _CLASSES[sort](**json.loads(body))
         getattr(catalog, sort)[key(one)] = one
     return catalog

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from random import Random
 
@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 from awa_sqla.schema import LATEST, create_all, installed_version, migrate
-from awa_sqla.schema.drift import Difference, differences
+from awa_sqla.schema.drift import Difference, differences, mend
 from tests.databases import Server
 from tests.schema import catalog
 from tests.schema.sabotage import SABOTAGE, THEIRS
@@ -71,7 +71,7 @@ ROWS = """
 
 
 @contextmanager
-def database(server: Server, name: str) -> Iterator[Engine]:
+def database(server: Server, name: str) -> Generator[Engine]:
     """An engine on a new database that goes afterwards."""
     janitor = server.janitor(name, template_dbname="template0")
     janitor.drop()
@@ -168,19 +168,12 @@ def test_what_differs_is_named_and_mended_in_one_transaction(installed: Connecti
     assert_kept(kept, rows(installed, schema))
 
 
-def mend(connection: Connection, found: list[Difference]) -> None:
-    """In this transaction."""
-    for difference in found:
-        for statement in difference.mends_in_transaction:
-            connection.exec_driver_sql(statement.replace("%", "%%"))
-
-
 @pytest.mark.parametrize("seed", range(10))
 def test_many_differences_are_mended_in_their_order(installed: Connection, seed: int) -> None:
     """As many cases at once as can be done one after another, in a random order."""
     schema = NAMES[seed % len(NAMES)]
     clean = catalog.described(installed, schema)
-    done = []
+    done: list[str] = []
     # A type that is mended rebuilds the indexes: what a REINDEX has left is valid then, and nobody's to drop.
     cases = sorted(SABOTAGE.keys() - ADDED.keys() - {"rests of a rebuild"})
     for case in Random(seed).sample(cases, 25):
@@ -234,9 +227,7 @@ def test_it_is_mended_by_one_statement_after_another(committed: Engine, schema: 
         found = differences(connection, schema)
     assert_named(found, case)
     with committed.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        for difference in found:
-            for statement in difference.mends:
-                connection.exec_driver_sql(statement.replace("%", "%%"))
+        mend(connection, found)
     with committed.connect() as connection:
         assert differences(connection, schema) == []
         assert_mended(clean, catalog.described(connection, schema), case)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
@@ -11,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla import ConfigurationError, SchemaVersionError
 from awa_sqla.schema import LATEST, create_all
-from awa_sqla.schema.drift import Difference, differences, lines
+from awa_sqla.schema.drift import Difference, differences, lines, mend
 from tests.schema import catalog
 
 
@@ -86,12 +87,21 @@ def test_another_error_of_the_database_is_not_renamed(installed: Engine) -> None
             differences(connection)
 
 
-@pytest.mark.parametrize("driver", ["psycopg2", "psycopg"])
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg", "asyncpg"])
 def test_autocommit_is_refused(installed: Engine, driver: str) -> None:
     url = installed.url.set(drivername=f"postgresql+{driver}")
-    engine = create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection, pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-        differences(connection)
+    options: dict[str, Any] = {"poolclass": NullPool, "isolation_level": "AUTOCOMMIT"}
+
+    async def compare_async() -> None:
+        async with create_async_engine(url, **options).connect() as connection:
+            await connection.run_sync(differences)
+
+    def compare() -> None:
+        with create_engine(url, **options).connect() as connection:
+            differences(connection)
+
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        asyncio.run(compare_async()) if driver == "asyncpg" else compare()
 
 
 def test_a_database_that_is_newer_is_refused(connection: Connection) -> None:
@@ -145,19 +155,47 @@ def test_the_number_of_statements_does_not_grow_with_the_schema(installed: Engin
     assert len(statements) == 12
 
 
-def test_the_lines_have_the_statements_below_each_difference(installed: Engine) -> None:
+def test_the_lines_are_a_script(installed: Engine) -> None:
+    with installed.connect() as connection:
+        clean = catalog.described(connection)
     with installed.begin() as connection:
-        connection.exec_driver_sql("ALTER TABLE awa.leaders ALTER term SET DEFAULT 2; DROP VIEW awa.jobs")
-        found = list(lines(differences(connection)))
-    assert found[0:2] == [
-        "column leaders.term has another default: 2 instead of 1",
-        '    ALTER TABLE "awa".leaders ALTER COLUMN term SET DEFAULT 1;',
-    ]
-    assert found[2:4] == ["view jobs is missing", '    CREATE VIEW "awa".jobs AS']
-    assert found[-2:] == [
-        "index audit_log.ix_audit_log_at is missing",
+        connection.exec_driver_sql(
+            """ALTER TABLE awa.leaders ALTER term SET DEFAULT 2; DROP VIEW awa.jobs;
+            ALTER TABLE awa.leaders ADD CONSTRAINT "two\nlines" CHECK (term > 0);
+            DROP FUNCTION awa.take_keys(bytea[], bigint[]);
+            ALTER FUNCTION awa.claim_keys(bytea[], bigint[]) SECURITY DEFINER"""
+        )
+        script = list(lines(differences(connection)))
+    refused = "is none of this schema's and could refuse its rows: CHECK (term > 0)"
+    assert script[0] == f"-- constraint leaders.two lines {refused}"
+    index = script.index("-- column leaders.term has another default: 2 instead of 1")
+    assert script[index + 1] == '    ALTER TABLE "awa".leaders ALTER COLUMN term SET DEFAULT 1;'
+    assert script[-2:] == [
+        "-- index audit_log.ix_audit_log_at is missing",
         '    CREATE INDEX CONCURRENTLY ix_audit_log_at ON "awa".audit_log USING btree (at);',
     ]
+    with installed.begin() as connection:
+        connection.exec_driver_sql("\n".join(script[:-2]))
+        assert whats(differences(connection)) == MISSING
+        assert catalog.differences(clean, catalog.described(connection)) == set()
+
+
+@pytest.mark.parametrize("isolation_level", ["AUTOCOMMIT", "READ COMMITTED"])
+def test_an_async_connection_can_mend(installed: Engine, isolation_level: str) -> None:
+    url = installed.url.set(drivername="postgresql+asyncpg")
+
+    async def mended() -> list[Difference]:
+        engine = create_async_engine(url, poolclass=NullPool)
+        async with engine.begin() as connection:
+            found = await connection.run_sync(differences)
+        async with engine.connect() as connection:
+            await connection.execution_options(isolation_level=isolation_level)
+            await connection.run_sync(mend, found)
+            await connection.commit()
+        async with engine.connect() as connection:
+            return await connection.run_sync(differences)
+
+    assert asyncio.run(mended()) == []
 
 
 def test_a_view_and_a_function_keep_their_owner_and_grants(connection: Connection) -> None:
@@ -175,16 +213,16 @@ def test_a_view_and_a_function_keep_their_owner_and_grants(connection: Connectio
         REVOKE ALL ON FUNCTION awa.holds_claim(bigint, bytea) FROM PUBLIC;
         GRANT EXECUTE ON FUNCTION awa.holds_claim(bigint, bytea) TO awa_reader"""
     )
+    sorted_acl = "(SELECT array_agg(one::text ORDER BY one::text) FROM unnest({}) AS one)::text"
     rights = text(
-        """SELECT (SELECT array_agg(one::text ORDER BY one::text) FROM unnest(relacl) AS one)::text, relowner::regrole::text, reloptions::text FROM pg_class WHERE relname = 'jobs'
+        f"""SELECT {sorted_acl.format("relacl")}, relowner::regrole::text, reloptions::text
+        FROM pg_class WHERE relname = 'jobs'
         UNION ALL
-        SELECT (SELECT array_agg(one::text ORDER BY one::text) FROM unnest(proacl) AS one)::text, proowner::regrole::text, '' FROM pg_proc WHERE proname = 'holds_claim'"""
+        SELECT {sorted_acl.format("proacl")}, proowner::regrole::text, '' FROM pg_proc WHERE proname = 'holds_claim'"""
     )
     before = connection.execute(rights).all()
     found = differences(connection)
     assert whats(found) == ["view jobs", "function holds_claim(bigint, bytea)"]
-    for difference in found:
-        for statement in difference.mends_in_transaction:
-            connection.exec_driver_sql(statement)
+    mend(connection, found)
     assert differences(connection) == []
     assert connection.execute(rights).all() == before

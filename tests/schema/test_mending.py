@@ -153,6 +153,7 @@ def test_the_operation_can_be_invoked_and_its_reverse_does_nothing(connection: C
         "SELECT ':a', 'it''s :b', '100%', '%(c)s', E'\\\\d', now()::date",
         'SELECT $body$\n  :a\n    """ %s :b:c\n$body$',
         'SELECT\n  1 AS "a"',
+        'SELECT 1 AS "a\n", 2',
         "SELECT '\\ :a',\n 'é'",
     ],
 )
