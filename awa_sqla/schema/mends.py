@@ -75,7 +75,10 @@ def generated(column: Column) -> str:
 
 # ----------------------------------------------------------------------------------------------------- columns
 def retype(schema: str, columns: Iterable[Column], found: Catalog, wanted: Catalog) -> Mends:
-    """Give columns their type. What PostgreSQL does not let stand meanwhile is taken away and made again at once."""
+    """Give columns their type. What PostgreSQL does not let stand meanwhile is taken away and made again at once.
+
+    It does no harm to do this twice.
+    """
     columns = list(columns)
     tables = {column.table for column in columns}
     triggers = [
@@ -96,8 +99,8 @@ def retype(schema: str, columns: Iterable[Column], found: Catalog, wanted: Catal
     for column in columns:
         target = f"ALTER TABLE {schema}.{column.table} ALTER COLUMN {column.name}"
         actual = found.columns[f"{column.table}.{column.name}"]
-        if actual.default is not None and not actual.generated:
-            changes.append(f"{target} DROP DEFAULT")
+        if actual.default is not None:
+            changes.append(f"{target} DROP {'EXPRESSION IF EXISTS' if actual.generated else 'DEFAULT'}")
         changes.append(f"{target} TYPE {column.type} USING {column.name}::{column.type}")
         if column.default is not None:
             changes.append(f"{target} SET DEFAULT {column.sql_default}")

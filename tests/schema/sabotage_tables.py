@@ -162,6 +162,11 @@ TABLES: dict[str, Sabotage] = {
         ALTER TABLE {s}.queue_meta ADD paused_by text GENERATED ALWAYS AS (upper(queue)) STORED""",
         {"column queue_meta.paused_by": "is generated"},
     ),
+    "generated, of another type": Sabotage(
+        """ALTER TABLE {s}.queue_meta DROP paused_by;
+        ALTER TABLE {s}.queue_meta ADD paused_by varchar(9) GENERATED ALWAYS AS (upper(queue)) STORED""",
+        {"column queue_meta.paused_by": "is generated"},
+    ),
     "column of others that must be given": Sabotage(
         'DELETE FROM {s}.queue_meta; ALTER TABLE {s}.queue_meta ADD "Team\'s" text NOT NULL',
         {"column queue_meta.Team's": "no row could be added"},

@@ -32,6 +32,7 @@ APART = {
     "types under the view and in triggers",
     "type of a column that a trigger watches",
     "identity gone",
+    "generated, of another type",
     "check",
     "check missing",
     "another check, not valid",

@@ -198,6 +198,63 @@ def test_an_async_connection_can_mend(installed: Engine, isolation_level: str) -
     assert asyncio.run(mended()) == []
 
 
+@pytest.mark.parametrize(
+    ("sql", "what", "problem"),
+    [
+        ("CREATE VIEW awa.leaders AS SELECT 1 AS one", "table leaders", "is a view"),
+        ("CREATE TABLE awa.leaders (name text) PARTITION BY LIST (name)", "table leaders", "is a partitioned table"),
+        ("DROP VIEW awa.jobs; CREATE TABLE awa.jobs (id int); CREATE TABLE awa.leaders ()", "view jobs", "is a table"),
+    ],
+)
+def test_what_no_statement_can_mend_is_said(connection: Connection, sql: str, what: str, problem: str) -> None:
+    create_all(connection)
+    connection.exec_driver_sql(f"DROP TABLE awa.leaders; {sql}")
+    named = [(one.what, one.problem, one.mends) for one in differences(connection) if "leaders." not in one.what]
+    assert named == [(what, problem, ())]
+    mend(connection, [one for one in differences(connection) if one.what == what])
+    assert what in whats(differences(connection))
+
+
+def test_a_virtual_column_cannot_be_mended(connection: Connection) -> None:
+    create_all(connection)
+    if connection.scalar(text("SELECT current_setting('server_version_num')::int")) < 180000:
+        pytest.skip("PostgreSQL has them from version 18 on")
+    connection.exec_driver_sql(
+        """ALTER TABLE awa.queue_meta DROP paused_by;
+        ALTER TABLE awa.queue_meta ADD paused_by varchar(9) GENERATED ALWAYS AS (upper(queue)) VIRTUAL"""
+    )
+    (found,) = differences(connection)
+    assert (found.what, found.mends) == ("column queue_meta.paused_by", ())
+
+
+def test_not_null_that_is_not_validated_is_seen(connection: Connection) -> None:
+    create_all(connection)
+    if connection.scalar(text("SELECT current_setting('server_version_num')::int")) < 180000:
+        pytest.skip("PostgreSQL has it from version 18 on")
+    connection.exec_driver_sql(
+        """ALTER TABLE awa.leaders ALTER holder DROP NOT NULL;
+        ALTER TABLE awa.leaders ADD CONSTRAINT "Held" NOT NULL holder NOT VALID"""
+    )
+    (found,) = differences(connection)
+    assert (found.what, found.problem) == ("column leaders.holder", "is NOT NULL, but not validated")
+    mend(connection, [found])
+    assert differences(connection) == []
+
+
+def test_not_null_by_another_name_is_the_same(connection: Connection) -> None:
+    create_all(connection)
+    connection.exec_driver_sql(
+        """ALTER TABLE awa.leaders ALTER holder DROP NOT NULL;
+        ALTER TABLE awa.leaders ADD CONSTRAINT held CHECK (holder IS NOT NULL);
+        ALTER TABLE awa.leaders ALTER holder SET NOT NULL, DROP CONSTRAINT held"""
+    )
+    if connection.scalar(text("SELECT current_setting('server_version_num')::int")) >= 180000:
+        connection.exec_driver_sql(
+            'ALTER TABLE awa.leaders RENAME CONSTRAINT leaders_holder_not_null TO "Not null at all"'
+        )
+    assert differences(connection) == []
+
+
 def test_a_view_and_a_function_keep_their_owner_and_grants(connection: Connection) -> None:
     """Though they must be dropped to be mended."""
     create_all(connection)
