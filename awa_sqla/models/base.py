@@ -15,10 +15,13 @@ from sqlalchemy.types import TypeDecorator
 
 from awa_sqla.states import JobState, Outcome
 
-__all__ = ["SCHEMA", "AwaBase", "JobState", "Outcome", "StateText", "ViewBase", "jobs_id_seq", "run_lease_seq"]
+__all__ = ["MARK", "SCHEMA", "AwaBase", "JobState", "Outcome", "StateText", "ViewBase", "jobs_id_seq", "run_lease_seq"]
 
 #: The schema our tables are declared in; what `schema_translate_map` translates.
 SCHEMA = "awa"
+
+#: In the `info` of our tables and their copies; the table of an app's class below `AwaBase` has it not.
+MARK = "awa_sqla"
 
 
 class StateText(TypeDecorator[JobState]):
