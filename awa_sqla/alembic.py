@@ -25,6 +25,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,8 +46,7 @@ _GUARD = "alembic.autogenerate.awa_sqla"
 
 def setup(plugin: Plugin) -> None:
     """Called by Alembic through the entry point: registers `op.awa_migrate`, its comparator and the guard."""
-    from awa_sqla.schema import operation  # noqa: F401, PLC0415 - imports Alembic, and registers the operation
-
+    import_module("awa_sqla.schema.operation")  # imports Alembic, and registers the operation
     plugin.add_autogenerate_comparator(_compare, "autogenerate", qualifier="postgresql")
     _add_guard(plugin)
     with suppress(ValueError):  # it is there, when an app sets this module up under a second name
@@ -107,7 +107,8 @@ class _IncludeObject:
         # Alembic has no name for the default schema.
         self.schemas: frozenset[str | None] = frozenset(schemas) | ({None} if "public" in schemas else set())
 
-    def __call__(self, obj: Any, _name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:
+    def __call__(self, obj: Any, _name: str | None, type_: str, *rest: Any) -> bool:
+        reflected, compare_to = rest
         table = obj if type_ == "table" else getattr(obj, "table", None)
         if table is None:
             return True

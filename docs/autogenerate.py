@@ -1,7 +1,7 @@
 """Writes `docs/reference/alembic.md` from the situations below; `tests/schema/test_guard.py` tries each of them.
 
-    python docs/autogenerate.py > docs/reference/alembic.md
-    python docs/autogenerate.py --check       # exit status 1 when the page is not up to date
+python docs/autogenerate.py > docs/reference/alembic.md
+python docs/autogenerate.py --check       # exit status 1 when the page is not up to date
 """
 
 from __future__ import annotations
@@ -146,7 +146,9 @@ ALIKE = (
     Alike("a new model of an app that shares its schema with us", CLASH, ours="shop", schema="shop", home="shop"),
     Alike("a new model in the app's schema", CREATED, schema="shop", home="shop", include_schemas=True),
     Alike("a model that names our schema, to read our table", NOTHING, schema="awa", include_schemas=True),
-    Alike("a new model in our schema, of a name we have not", CREATED, name="theirs", schema="awa", include_schemas=True),
+    Alike(
+        "a new model in our schema, of a name we have not", CREATED, name="theirs", schema="awa", include_schemas=True
+    ),
     Alike(
         "a table in our schema, of a name we have not, without a model",
         DROPPED,
@@ -217,7 +219,8 @@ ALIKE_INTRODUCTION = """\
 
 An unqualified name means what PostgreSQL finds for it on the search_path. Where that is a table of ours, Alembic would
 compare the model with it; the guard proposes the table that the model needs. Where that table would have to be made
-among ours, nothing could work, neither the revision nor the app: `ConfigurationError` names the table.
+among ours, nothing could work, neither the revision nor the app: `ConfigurationError` names the table. The model is
+`audit_log`, or `jobs` where it is said to be named as our view.
 """
 
 UNGUARDED_INTRODUCTION = """\
@@ -242,7 +245,15 @@ def page() -> str:
         grid(("option", "values"), [(axis, "; ".join(values)) for axis, values in AXES.items()]),
         DUE_INTRODUCTION,
         grid(
-            ("`target_metadata`", "`autogenerate_plugins`", "`awa_schema`", "no tables", "version 1", "`LATEST`", "newer"),
+            (
+                "`target_metadata`",
+                "`autogenerate_plugins`",
+                "`awa_schema`",
+                "no tables",
+                "version 1",
+                "`LATEST`",
+                "newer",
+            ),
             [(row.metadata, row.plugins, code(row.awa_schema), *row[3:]) for row in DUE],
         ),
         ALIKE_INTRODUCTION,
@@ -279,14 +290,15 @@ def grid(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the page, or compare it with the one that is there."""
-    if arguments != ["--check"]:
-        sys.stdout.write(page())
-        return 0
-    if PAGE.exists() and PAGE.read_text("utf-8") == page():
-        return 0
-    print("docs/reference/alembic.md is not up to date: python docs/autogenerate.py > it", file=sys.stderr)
-    return 1
+    """Print the page, or compare it with the file."""
+    text = page()
+    if arguments == ["--check"]:
+        if PAGE.is_file() and PAGE.read_text("utf-8") == text:
+            return 0
+        sys.stderr.write(f"{PAGE} is not up to date: python docs/autogenerate.py > docs/reference/alembic.md\n")
+        return 1
+    sys.stdout.write(text)
+    return 0
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ A database other than PostgreSQL never gets here, and one where no name is like 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from alembic.operations import MigrateOperation
 from alembic.operations.ops import CreateIndexOp, CreateTableOp, ModifyTableOps
 from alembic.util import PriorityDispatchResult
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Index, Table
 
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
@@ -122,10 +122,15 @@ def _at_home(table: Table) -> bool:
     return table.schema in {None, table.metadata.schema}
 
 
+def _wanted(context: AutogenContext, item: Table | Index, type_: Literal["table", "index"]) -> bool:
+    """Whether the app's filters let autogenerate create something."""
+    return context.run_object_filters(item, item.name, type_, reflected=False, compare_to=None)
+
+
 def _refuse_clashes(context: AutogenContext, own: dict[_Key, Table], ours: Installed, target: _Target) -> None:
     for (schema, name), table in own.items():
         taken = name in ours.in_the_way if schema is None else ours.has(schema, name)
-        if (taken or (schema, name) in target.listed) and context.run_object_filters(table, name, "table", False, None):
+        if (taken or (schema, name) in target.listed) and _wanted(context, table, "table"):
             raise ConfigurationError(
                 f"the target metadata has a table {table.fullname!r} where awa_sqla has its own of that name: "
                 "give it another name or schema, or leave it out by include_object"
@@ -143,7 +148,7 @@ def _create_own(context: AutogenContext, upgrade_ops: UpgradeOps, own: dict[_Key
     """Create the tables that Alembic took to be there, because it found ours by their names."""
     created = {target.key(op) for op in upgrade_ops.ops if isinstance(op, CreateTableOp)}
     for key, table in own.items():
-        if key not in created and context.run_object_filters(table, table.name, "table", False, None):
+        if key not in created and _wanted(context, table, "table"):
             at = _place(upgrade_ops.ops, key, target)
             upgrade_ops.ops[at:at] = _creation(context, table)
             created.add(key)
@@ -166,6 +171,6 @@ def _place(ops: list[MigrateOperation], key: _Key, target: _Target) -> int:
 def _creation(context: AutogenContext, table: Table) -> Iterator[MigrateOperation]:
     yield CreateTableOp.from_table(table)
     indexes = sorted(table.indexes, key=lambda index: str(index.name))
-    wanted = [index for index in indexes if context.run_object_filters(index, index.name, "index", False, None)]
+    wanted = [index for index in indexes if _wanted(context, index, "index")]
     if wanted:
         yield ModifyTableOps(table.name, [CreateIndexOp.from_index(index) for index in wanted], schema=table.schema)

@@ -82,10 +82,10 @@ def schema_names(value: Any) -> tuple[str, ...]:
 
     Raises `ConfigurationError` for what is no name, or no plain identifier.
     """
-    names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
-    if names is None or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError(f"{value!r} is neither the name of a schema nor a list of such names")
+    names: tuple[Any, ...] = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
     for name in names:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{value!r} is neither the name of a schema nor a list of such names")
         checked_schema(name)
     return tuple(dict.fromkeys(names))
 

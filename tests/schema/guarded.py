@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,12 +39,12 @@ def situations() -> ModuleType:
 
 
 @contextmanager
-def databases(server: Server, worker: str) -> Iterator[dict[str, URL]]:
+def databases(server: Server) -> Iterator[dict[str, URL]]:
     """One for each of `SCHEMAS`: ours there, the schemas of the others and of an app empty, Alembic's own tables."""
     urls: dict[str, URL] = {}
     janitors = []
     for ours in SCHEMAS:
-        dbname = f"{DBNAME}{worker}_guard_{ours}"
+        dbname = f"{DBNAME}{os.environ.get('PYTEST_XDIST_WORKER', '')}_guard_{ours}"
         janitor = server.janitor(dbname, template_dbname="template0")
         janitor.drop()
         janitor.init()

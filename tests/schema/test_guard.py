@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from alembic.autogenerate import produce_migrations
@@ -22,7 +21,7 @@ from awa_sqla.schema.ownership import NAMES
 from tests.databases import Server
 from tests.schema import guarded
 from tests.schema.catalog import described
-from tests.schema.guarded import PLUGINS, app_metadata, connected, proposals, said, stored
+from tests.schema.guarded import PLUGINS, app_metadata, connected, proposals, stored
 
 SITUATIONS = guarded.situations()
 #: Every two values of two options together; every three of three beside the quick suite.
@@ -34,30 +33,32 @@ COMBINATIONS = [
 
 @pytest.fixture(scope="module")
 def databases(postgres_server: Server) -> Iterator[dict[str, URL]]:
-    with guarded.databases(postgres_server, os.environ.get("PYTEST_XDIST_WORKER", "")) as urls:
+    with guarded.databases(postgres_server) as urls:
         yield urls
 
 
-class App:
-    """An app as one combination of the page has it."""
+class App(NamedTuple):
+    """An app as one combination of the page has it: which of the values of each axis."""
 
-    def __init__(self, combination: dict[str, str]) -> None:
-        values = dict(zip(SITUATIONS.AXES, (combination[axis] for axis in SITUATIONS.AXES), strict=True))
-        chosen = {axis: SITUATIONS.AXES[axis].index(value) for axis, value in values.items()}
-        (
-            self.listed,
-            self.include_schemas,
-            self.filters,
-            self.named,
-            self.path,
-            self.ours_at,
-            self.version_table,
-            self.convention,
-            self.own_schema,
-            self.alike,
-            self.translated,
-        ) = chosen.values()
-        self.ours = guarded.SCHEMAS[self.ours_at]
+    listed: int
+    include_schemas: int
+    filters: int
+    named: int
+    path: int
+    ours_at: int
+    version_table: int
+    convention: int
+    own_schema: int
+    alike: int
+    translated: int
+
+    @classmethod
+    def of(cls, combination: dict[str, str]) -> App:
+        return cls(*(values.index(combination[axis]) for axis, values in SITUATIONS.AXES.items()))
+
+    @property
+    def ours(self) -> str:
+        return guarded.SCHEMAS[self.ours_at]
 
     def metadata(self) -> MetaData:
         options = {"naming_convention": {"ix": "app_%(column_0_label)s", "pk": "app_%(table_name)s"}}
@@ -127,7 +128,7 @@ def combined(combination: dict[str, str]) -> str:
 @pytest.mark.case(20)
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=combined)
 def test_what_is_proposed_is_what_would_be_without_us(databases: dict[str, URL], combination: dict[str, str]) -> None:
-    app = App(combination)
+    app = App.of(combination)
     with app.connected(databases[""]) as alone, app.connected(databases[app.ours]) as beside_ours:
         app.enter(alone)
         app.enter(beside_ours)
@@ -155,8 +156,9 @@ def named_ops(connection: Connection, metadata: MetaData, row: Any) -> list[Any]
     context = MigrationContext.configure(connection, opts={"include_schemas": row.include_schemas})
     upgrade = produce_migrations(context, metadata).upgrade_ops
     assert upgrade is not None
-    assert {op.table_name for op in upgrade.ops} & NAMES <= {row.name}
-    return [op for op in upgrade.ops if op.table_name == row.name]
+    ops: list[Any] = upgrade.ops
+    assert {op.table_name for op in ops} & NAMES <= {row.name}
+    return [op for op in ops if op.table_name == row.name]
 
 
 @pytest.mark.case(20)
@@ -201,7 +203,9 @@ def configured(row: Any) -> tuple[Any, dict[str, Any]]:
         target = [target, AwaBase.metadata, ViewBase.metadata]
     if row.metadata == SITUATIONS.COPIED:
         target = guarded.ours_copied(target, "awa")
-    options: dict[str, Any] = {} if row.awa_schema is None else {"awa_schema": row.awa_schema}
+    options: dict[str, Any] = {"include_schemas": True}
+    if row.awa_schema is not None:
+        options["awa_schema"] = row.awa_schema
     if row.plugins == SITUATIONS.NAMED:
         options["autogenerate_plugins"] = PLUGINS
     return target, options
@@ -209,14 +213,14 @@ def configured(row: Any) -> tuple[Any, dict[str, Any]]:
 
 def wanted(row: Any) -> list[str]:
     """The schemas that a row is about."""
-    return ["awa"] if row.awa_schema is None else [row.awa_schema] if isinstance(row.awa_schema, str) else row.awa_schema
+    return (
+        ["awa"] if row.awa_schema is None else [row.awa_schema] if isinstance(row.awa_schema, str) else row.awa_schema
+    )
 
 
-@pytest.mark.parametrize("include_schemas", [False, True])
-@pytest.mark.parametrize("row", SITUATIONS.DUE, ids=str)
-def test_when_the_operation_is_proposed(databases: dict[str, URL], row: Any, include_schemas: bool) -> None:
+@pytest.mark.parametrize("row", SITUATIONS.DUE, ids=lambda row: f"{row.metadata}; {row.plugins}; {row.awa_schema}")
+def test_when_the_operation_is_proposed(databases: dict[str, URL], row: Any) -> None:
     target, options = configured(row)
-    options["include_schemas"] = include_schemas
     with connected(databases[""]) as connection:
         stored(connection, app_metadata(), {"customers", "orders"})
 
