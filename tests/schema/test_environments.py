@@ -176,6 +176,9 @@ def test_two_histories_in_one_database(
 
 
 # ------------------------------------------------------------------------------------------------ several databases
+HAS_OURS = 'awa_schema={"engine1": "awa"}.get(name, ())'
+
+
 @pytest.fixture
 def second_url(postgres_server: Server, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """Another database, on PostgreSQL or not."""
@@ -197,18 +200,18 @@ def test_the_layout_of_several_databases(
     project.edit("target_metadata = {}", f'{MODELS}\ntarget_metadata = {{"engine1": MetaData(), "engine2": metadata}}')
     project.edit(
         "target_metadata=target_metadata.get(name),",
-        f'target_metadata=target_metadata.get(name), {NAMED}, awa_schema={{"engine1": "jobs"}}.get(name, ()),',
+        f"target_metadata=target_metadata.get(name), {NAMED}, {HAS_OURS},",
         times=2,
     )
     project.at(empty_db_url, section="engine1").set("engine2", sqlalchemy__url=second_url.replace("%", "%%"))
     written = project.revise("one")
     one, two = (written.partition(f"def upgrade_engine{n}")[2].partition("def ")[0] for n in (1, 2))
-    assert (f"op.awa_migrate(from_=0, to={LATEST}, schema='jobs')" in one, "orders" in one) == (True, False)
+    assert (LINE in one, "orders" in one) == (True, False)
     assert ("awa_migrate" in two, "op.create_table('orders'" in two) == (False, True)
     second = create_engine(second_url, poolclass=NullPool)
     for _ in range(2):
         project.run("upgrade", "head")
-        assert version(empty_engine, "jobs") == LATEST
+        assert version(empty_engine) == LATEST
         assert inspect(second).get_table_names(schema=None) == ["alembic_version", "orders"]
         assert project.diffs() == []
         project.run("downgrade", "base")
@@ -236,3 +239,20 @@ def test_two_schemas_have_a_line_each_in_their_order(tmp_path: Path, empty_db_ur
 
 def take_away(connection: Connection, schema: str) -> None:
     connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        NAMED,
+        MAKES_SCHEMA,
+        'autogenerate_plugins=["awa_sqla.alembic"]',
+        'version_table="alembic_version_jobs"',
+        'version_table_schema="awa"',
+        HAS_OURS,
+        "target_metadata=target_metadata.get(name),",
+    ],
+)
+def test_the_page_shows_the_lines_that_are_tried_here(line: str) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to" / "alembic.md").read_text("utf-8")
+    assert line in page
