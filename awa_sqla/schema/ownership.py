@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sqlalchemy import Connection, Table, bindparam, text
 
@@ -82,7 +82,8 @@ def schema_names(value: Any) -> tuple[str, ...]:
 
     Raises `ConfigurationError` for what is no name, or no plain identifier.
     """
-    names: tuple[Any, ...] = (value,) if isinstance(value, str) or not isinstance(value, Iterable) else tuple(value)
+    several = isinstance(value, Iterable) and not isinstance(value, str)
+    names: list[Any] = list(cast("Iterable[Any]", value)) if several else [value]
     for name in names:
         if not isinstance(name, str):
             raise ConfigurationError(f"{value!r} is neither the name of a schema nor a list of such names")
