@@ -28,5 +28,5 @@ def soak(session: nox.Session) -> None:
 @nox.session(name="sqlalchemy-2.0")
 def sqlalchemy(session: nox.Session) -> None:
     """The same behaviour on the older line of SQLAlchemy."""
-    session.install("-e", ".[embedded,test]", "sqlalchemy[asyncio]>=2.0.43,<2.1")
+    session.install("-e", ".[embedded,test]", "sqlalchemy[asyncio]>=2.0.43,<2.1", "alembic<1.19")
     session.run("python", "-m", "pytest", "-n", "4", "-q", *(f"tests/{part}" for part in SAME_ON_2_0), *session.posargs)

@@ -23,12 +23,14 @@ in `awa_sqla.schema.operation`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from awa_sqla.models.base import SCHEMA, AwaBase, ViewBase
-from awa_sqla.schema import checked_schema
+from awa_sqla.models.base import SCHEMA
+from awa_sqla.schema.ownership import NAMES, marked, schema_names
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
@@ -38,17 +40,38 @@ if TYPE_CHECKING:
 
 __all__ = ["Filters", "filters", "include_name", "include_object", "setup"]
 
-_OURS = frozenset(table.name for base in (AwaBase, ViewBase) for table in base.metadata.tables.values())
+#: The name under which the guard is found by the `alembic.autogenerate.*` that Alembic uses when nothing is said.
+_GUARD = "alembic.autogenerate.awa_sqla"
 
 
 def setup(plugin: Plugin) -> None:
-    """Called by Alembic through the entry point: registers `op.awa_migrate` and its comparator."""
-    from awa_sqla.schema import operation  # noqa: PLC0415 - imports Alembic
+    """Called by Alembic through the entry point: registers `op.awa_migrate`, its comparator and the guard."""
+    import_module("awa_sqla.schema.operation")  # imports Alembic, and registers the operation
+    plugin.add_autogenerate_comparator(_compare, "autogenerate", qualifier="postgresql")
+    _add_guard(plugin)
+    with suppress(ValueError):  # it is there, when an app sets this module up under a second name
+        _add_guard(type(plugin)(_GUARD))
 
-    def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
-        return operation.compare(context, upgrade_ops)  # late: `operation` may be what is importing Alembic
 
-    plugin.add_autogenerate_comparator(compare, "autogenerate")
+def _add_guard(plugin: Plugin) -> None:
+    from alembic.util import DispatchPriority  # noqa: PLC0415
+
+    # In a subgroup of its own: no other plugin's STOP can keep it from running.
+    plugin.add_autogenerate_comparator(
+        _guard, "autogenerate", "awa_sqla", qualifier="postgresql", priority=DispatchPriority.LAST
+    )
+
+
+def _compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    from awa_sqla.schema import autogenerate  # noqa: PLC0415 - late: it may be what is importing Alembic
+
+    return autogenerate.compare(context, upgrade_ops)
+
+
+def _guard(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
+    from awa_sqla.schema import autogenerate  # noqa: PLC0415
+
+    return autogenerate.guard(context, upgrade_ops)
 
 
 class Filters(NamedTuple):
@@ -58,42 +81,48 @@ class Filters(NamedTuple):
     include_object: _IncludeObject
 
 
-def filters(schema: str = SCHEMA) -> Filters:
-    """The filters for our tables in a schema of another name. Does no I/O.
+def filters(schema: str | Sequence[str] = SCHEMA) -> Filters:
+    """The filters for our tables in a schema of another name, or in several. Does no I/O.
 
     Raises `ConfigurationError` for a schema name that is no plain identifier.
     """
-    checked_schema(schema)
-    return Filters(_IncludeName(schema), _IncludeObject(schema))
+    schemas = schema_names(schema)
+    return Filters(_IncludeName(schemas), _IncludeObject(schemas))
 
 
 class _IncludeName:
     """Leaves the whole schema out, before anything of it is read."""
 
-    def __init__(self, schema: str) -> None:
-        self.schema = schema
+    def __init__(self, schemas: Sequence[str]) -> None:
+        self.schemas = frozenset(schemas)
 
     def __call__(self, name: str | None, type_: str, _parent_names: Any) -> bool:
-        return not (type_ == "schema" and name == self.schema)
+        return not (type_ == "schema" and name in self.schemas)
 
 
 class _IncludeObject:
-    """Leaves our tables out, by schema and name, with all that hangs on them."""
+    """Leaves our tables out, by mark or by schema and name, with all that hangs on them."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schemas: Sequence[str]) -> None:
         # Alembic has no name for the default schema.
-        self.schemas = {schema, None} if schema == "public" else {schema}
+        self.schemas: frozenset[str | None] = frozenset(schemas) | ({None} if "public" in schemas else set())
 
-    def __call__(self, obj: Any, _name: str | None, type_: str, *_: Any) -> bool:
+    def __call__(self, obj: Any, _name: str | None, type_: str, *rest: Any) -> bool:
+        reflected, compare_to = rest
         table = obj if type_ == "table" else getattr(obj, "table", None)
-        return not (table is not None and table.schema in self.schemas and table.name in _OURS)
+        if table is None:
+            return True
+        if marked(table):
+            return False
+        new = not reflected and compare_to is None
+        return new or table.schema not in self.schemas or table.name not in NAMES
 
 
 #: For `context.configure(include_name=...)`: leave the schema `awa` out of the app's autogenerate.
-include_name = _IncludeName(SCHEMA)
+include_name = _IncludeName((SCHEMA,))
 
 #: For `context.configure(include_object=...)`: leave our tables out, where the app has its own in that schema.
-include_object = _IncludeObject(SCHEMA)
+include_object = _IncludeObject((SCHEMA,))
 
 
 class _PluginModule(ModuleType):

@@ -4,7 +4,7 @@
 `records` everything beside them; `upkeep` the tables of maintenance; `wakeups` the NOTIFY trigger and its names.
 """
 
-from awa_sqla.models.base import SCHEMA, AwaBase, JobState, Outcome
+from awa_sqla.models.base import MARK, SCHEMA, AwaBase, JobState, Outcome, ViewBase
 from awa_sqla.models.job import Attempt, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.models.records import (
     CallbackReceipt,
@@ -19,6 +19,9 @@ from awa_sqla.models.snapshot import JobSnapshot
 from awa_sqla.models.upkeep import AuditEntry, CronSchedule, JobCount, Leader
 
 metadata = AwaBase.metadata
+
+for _table in (*metadata.tables.values(), *ViewBase.metadata.tables.values()):
+    _table.info[MARK] = True
 
 __all__ = [
     "SCHEMA",

@@ -16,6 +16,7 @@ from sqlalchemy.types import TypeDecorator
 from awa_sqla.states import JobState, Outcome
 
 __all__ = [
+    "MARK",
     "SCHEMA",
     "AwaBase",
     "JobState",
@@ -30,6 +31,9 @@ __all__ = [
 
 #: The schema our tables are declared in; what `schema_translate_map` translates.
 SCHEMA = "awa"
+
+#: In the `info` of our tables and their copies; the table of an app's class below `AwaBase` has it not.
+MARK = "awa_sqla"
 
 
 def readable(table: str, *columns: str) -> CheckConstraint:

@@ -1,4 +1,4 @@
-"""`op.awa_migrate`: the operation, how autogenerate proposes it, and how it is written into a revision.
+"""`op.awa_migrate`: the operation, and how it is written into a revision.
 
 Imported by `awa_sqla.alembic.setup`, while `alembic.autogenerate` is half imported: what is used of it comes
 from the module that defines it.
@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from alembic.autogenerate.render import renderers
 from alembic.operations import MigrateOperation, Operations
-from alembic.util import PriorityDispatchResult
 
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.schema import (
-    LATEST,
     as_ddl,
     between,
     change,
     filled,
-    installed_version,
     known,
     lock_key,
     lock_version,
@@ -34,7 +31,6 @@ from awa_sqla.schema.steps import STEPS
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
-    from alembic.operations.ops import UpgradeOps
 
 _log = logging.getLogger("awa_sqla.schema")
 
@@ -138,19 +134,3 @@ def _render(context: AutogenContext, operation: AwaMigrateOp) -> str:
     schema = "" if operation.schema == SCHEMA else f", schema={operation.schema!r}"
     concurrently = ", concurrently=True" if operation.concurrently else ""
     return f"{prefix}awa_migrate(from_={operation.from_}, to={operation.to}{schema}{concurrently})"
-
-
-def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
-    """Propose the operation while the database is behind. Reads the version only.
-
-    Raises `SchemaVersionError` when the database is newer than this package: no revision could mend that.
-    """
-    connection = context.connection
-    if connection is not None:
-        schema = context.opts.get("awa_schema", SCHEMA)
-        found = installed_version(connection, schema)
-        if found > LATEST:
-            raise SchemaVersionError(found, LATEST, schema)
-        if found < LATEST:
-            upgrade_ops.ops.insert(0, AwaMigrateOp(found, LATEST, schema))
-    return PriorityDispatchResult.CONTINUE

@@ -111,3 +111,36 @@ def test_the_assertions_of_the_example_can_fail(run: Run, empty_db_url: URL) -> 
     failed = run("shop.main", check=False)
     assert failed.returncode != 0
     assert "AssertionError" in failed.stderr
+
+
+def ci(app: Path, url: URL) -> subprocess.CompletedProcess[str]:
+    """Run what the example's CI runs, as a shell does."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"DATABASE_URL": libpq_url(url), "PATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(["sh", app / "ci.sh"], env=environment, text=True, capture_output=True, check=False)
+
+
+def test_ci_is_green_and_leaves_the_head(app: Path, empty_db_url: URL) -> None:
+    done = ci(app, empty_db_url)
+    assert done.returncode == 0, done.stderr
+    with create_engine(empty_db_url, poolclass=NullPool).connect() as connection:
+        assert installed_version(connection) == LATEST
+
+
+@pytest.mark.beside
+@pytest.mark.parametrize(
+    ("file", "right", "wrong", "says"),
+    [
+        ("shop/models.py", "email: Mapped[str]", "mail: Mapped[str]", "New upgrade operations detected"),
+        (str(UPGRADE), f"op.awa_migrate(from_=1, to={LATEST})", "pass", f"('awa_migrate', 1, {LATEST})"),
+        (str(UPGRADE), f"op.awa_migrate(from_={LATEST}, to=1)", "pass", "SchemaVersionError"),
+        ("migrations/versions/0001_app.py", 'op.drop_table("shop_order")', "pass", "already exists"),
+    ],
+)
+def test_ci_is_red(app: Path, empty_db_url: URL, file: str, right: str, wrong: str, says: str) -> None:
+    text = (app / file).read_text()
+    assert text.count(right) == 1
+    (app / file).write_text(text.replace(right, wrong))
+    done = ci(app, empty_db_url)
+    assert done.returncode != 0
+    assert says in done.stdout + done.stderr
