@@ -1,14 +1,16 @@
 """The command line: `awa-sqla`.
 
 `finding` finds the app and the database, `root` holds the group and its verbs, `maintenance` and `callbacks` those of
-their processes. Each verb imports what it needs when it runs, so that `--help` stays quick.
+their processes, `grants` what roles may do. Each verb imports what it needs when it runs, so that `--help` stays quick.
 """
 
 from awa_sqla.cli.callbacks import callbacks
+from awa_sqla.cli.grants import grants
 from awa_sqla.cli.maintenance import maintenance
 from awa_sqla.cli.root import cli
 
 cli.add_command(callbacks)
+cli.add_command(grants)
 cli.add_command(maintenance)
 
 __all__ = ["cli"]
