@@ -17,7 +17,9 @@ from awa_sqla.schema import LATEST, create_all, installed_version, migrate
 from awa_sqla.schema.grants import ROLES, grants
 from awa_sqla.session.sqlstates import sqlstate
 from tests.databases import DBNAME, Server
-from tests.schema.duties import DUTIES, EACH, Duty, Plain, given, runs
+from tests.schema.duties import DUTIES, EACH
+from tests.schema.duties.given import Duty, Plain, given
+from tests.schema.duties.processes import runs
 from tests.schema.least import DENIED, DRIVERS, Place, every_grant
 
 SCHEMAS = ("awa", "Other-one")
