@@ -9,16 +9,18 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from sqlalchemy.exc import DBAPIError
 
 from awa_sqla import claim, complete
+from awa_sqla.cli import cli
 from awa_sqla.models import metadata
 from awa_sqla.schema import LATEST, create_all, installed_version, migrate
 from awa_sqla.schema.grants import ROLES, grants
 from awa_sqla.session.sqlstates import sqlstate
 from tests.databases import DBNAME, Server
 from tests.schema.duties import DUTIES, EACH
-from tests.schema.duties.given import Duty, Plain, given
+from tests.schema.duties.given import Duty, Plain, given, owed
 from tests.schema.duties.processes import runs
 from tests.schema.least import DENIED, DRIVERS, Place, every_grant
 
@@ -248,6 +250,28 @@ def test_a_worker_that_leads_maintenance_is_granted_both(place: Place) -> None:
     with place.watched() as refused, suppress(AssertionError):
         runs(place, "worker", maintenance=True)
     assert "permission denied for table leaders" in refused
+
+
+@in_one_schema
+@pytest.mark.parametrize(
+    ("role", "arguments"),
+    [
+        ("viewer", ["specs", "list"]),
+        ("viewer", ["migrate", "--check"]),
+        ("maintenance", ["maintenance", "--once"]),
+        ("owner", ["migrate"]),
+        ("owner", ["specs", "forget", "elsewhere"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_a_command_needs_one_role(place: Place, role: str, arguments: list[str]) -> None:
+    owed(place, "completed")
+    url = place.as_role(role).render_as_string(hide_password=False)
+    with place.watched() as refused:
+        shown = CliRunner().invoke(cli, ["-d", url, *arguments])
+    assert (shown.exit_code, refused) == (0, []), shown.output
+    nobodys = place.as_role("nobody").render_as_string(hide_password=False)
+    assert CliRunner().invoke(cli, ["-d", nobodys, *arguments]).exit_code != 0
 
 
 # ------------------------------------------------------------------------------------------------------- the owner
