@@ -3,6 +3,8 @@
 Frozen text: once released, a step never changes.
 """
 
+from awa_sqla.schema.steps.step import Step
+
 UP = (
     """\
 ALTER TABLE {schema}.queue_meta
@@ -33,3 +35,7 @@ ALTER TABLE {schema}.queue_meta
     DROP COLUMN override_rate_per_second,
     DROP COLUMN override_rate_burst""",
 )
+
+_LOCKS = {"queue_meta": "ACCESS EXCLUSIVE", "runtime_instances": "ACCESS EXCLUSIVE"}
+
+STEP = Step(UP, DOWN, locks=_LOCKS, down_locks=_LOCKS)
