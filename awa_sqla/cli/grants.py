@@ -39,7 +39,7 @@ def refused(error: BaseException, role: str, url: str, *, schema: str = "awa") -
     from sqlalchemy.exc import SQLAlchemyError
 
     from awa_sqla.schema.grants import missing
-    from awa_sqla.session.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
+    from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
     from awa_sqla.worker.engines import sync_url
 
     told = getattr(error, "orig", None) or error

@@ -20,7 +20,7 @@ from awa_sqla import FollowUps
 from awa_sqla.schema import create_all
 from awa_sqla.schema.grants import ROLES, grants
 from awa_sqla.session import catalogue
-from awa_sqla.session.sqlstates import driver_sqlstate
+from awa_sqla.sqlstates import driver_sqlstate
 
 DENIED = "42501"
 PASSWORD = "only here"

@@ -15,7 +15,7 @@ from awa_sqla import ConfigurationError
 from awa_sqla.cli import cli
 from awa_sqla.cli.grants import refused
 from awa_sqla.models import metadata
-from awa_sqla.schema import create_all, objects
+from awa_sqla.schema import LATEST, create_all, objects
 from awa_sqla.schema.grants import FUNCTIONS, OWNED_FUNCTIONS, RELATIONS, ROLES, SEQUENCES, grants, missing
 
 WITH_PRIVILEGES = [role for role in ROLES if role != "owner"]
@@ -122,7 +122,7 @@ def test_what_is_printed_can_be_run_as_it_is(role: str, installed: Engine) -> No
     shown = run("--role", role, "--to", NAME)
     assert (shown.exit_code, shown.stderr) == (0, "")
     comment, *statements = shown.stdout.splitlines()
-    assert comment == f"-- {role}, for version 6 of the schema. {ROLES[role].may}"
+    assert comment == f"-- {role}, for version {LATEST} of the schema. {ROLES[role].may}"
     assert [statement.removesuffix(";") for statement in statements] == list(grants(role, NAME))
     with installed.begin() as connection:
         for _ in range(2):

@@ -17,7 +17,7 @@ from awa_sqla.cli import cli
 from awa_sqla.models import metadata
 from awa_sqla.schema import LATEST, create_all, installed_version, migrate
 from awa_sqla.schema.grants import ROLES, grants
-from awa_sqla.session.sqlstates import sqlstate
+from awa_sqla.sqlstates import sqlstate
 from tests.databases import DBNAME, Server
 from tests.schema.duties import DUTIES, EACH
 from tests.schema.duties.given import Duty, Plain, given, owed
