@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from awa_sqla import claim, complete
 from awa_sqla.cli import cli
 from awa_sqla.models import metadata
-from awa_sqla.schema import LATEST, create_all, installed_version, migrate
+from awa_sqla.schema import LATEST, create_all, installed_version, migrate, migrate_online
 from awa_sqla.schema.grants import ROLES, grants
 from awa_sqla.sqlstates import sqlstate
 from tests.databases import DBNAME, Server
@@ -286,6 +286,22 @@ def test_the_owner_goes_down_and_up_and_grants_again(place: Place) -> None:
             place.grant(connection, role, f"least_{role}")
         connection.rollback()
     assert refused == []
+
+
+@in_one_schema
+def test_the_owner_installs_and_upgrades_online(place: Place) -> None:
+    """In a schema that was made for it, with what runs beside the traffic; the schema stays when our tables go."""
+    place.sql(";".join(grants("owner", "least_owner", schema="online")))
+    try:
+        for version in (3, LATEST, 0):
+            with place.watched() as refused:
+                migrate_online(place.engine("owner"), version, "online")
+            assert refused == []
+            with place.admin.connect() as connection:
+                assert installed_version(connection, "online") == version
+        assert place.sql("SELECT FROM pg_namespace WHERE nspname = 'online'") != []
+    finally:
+        place.sql("DROP SCHEMA online CASCADE")
 
 
 @in_one_schema
