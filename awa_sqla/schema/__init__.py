@@ -63,7 +63,7 @@ def change(version: int, schema: str) -> Iterator[str]:
         yield from filled(step.down, schema)
 
 
-def locks(from_: int, to: int) -> Mapping[str, str]:
+def locks_between(from_: int, to: int) -> Mapping[str, str]:
     """What `statements` of the same versions locks of relations that are there before: the mode of each."""
     wanted: list[Mapping[str, str]] = []
     for version in between(from_, to):
@@ -154,7 +154,7 @@ def lock_key(schema: str) -> str:
 def run(connection: Connection, from_: int, to: int, schema: str) -> None:
     """Lock what will be changed, then execute the statements between two versions."""
     known(from_, to, schema)
-    take(connection, locks(from_, to), schema)
+    take(connection, locks_between(from_, to), schema)
     execute(connection, statements(from_, to, schema=schema))
 
 

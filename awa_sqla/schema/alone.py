@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, text
@@ -11,22 +11,31 @@ from sqlalchemy import Connection, Engine, text
 #: Between two tries, in seconds.
 _PAUSE = 0.2
 
+_TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
+
 
 @contextmanager
-def alone(engine: Engine, key: str, tell: Callable[[str], None]) -> Iterator[Connection]:
-    """Wait until nobody else is in here with this key; yields the connection that holds the lock.
+def alone(engine: Engine, key: str, tell: Callable[[str], None]) -> Generator[None, None, None]:
+    """Wait until nobody else is in here with this key.
 
-    The lock is one of a transaction: it ends with the process, and a pooler keeps it with its connection. Who waits
-    asks again and again instead of waiting in the database: a statement that waits is a transaction that an index
-    built CONCURRENTLY would wait for, while the builder is who is waited for. For the same reason the transaction is
-    READ COMMITTED, whatever the role's default: between its statements it has no snapshot.
+    The lock is one of a transaction: it ends with the process, and a pooler keeps it with its connection. An index that
+    is built CONCURRENTLY waits for the end of every transaction that has a snapshot. So who waits for the lock asks for
+    it again and again, each time in another transaction, and the one that has it is left without a snapshot.
     """
-    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection, connection.begin():
+    # Serializable, a transaction would keep its first snapshot.
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+        if not _has(connection, key):
+            tell("waiting for another process that migrates")
+            while not _has(connection, key):
+                time.sleep(_PAUSE)
+        yield
+
+
+def _has(connection: Connection, key: str) -> bool:
+    """Whether the lock could be had; else the transaction has ended."""
+    if connection.scalar(_TRY, {"key": key}):
+        # The statement before keeps its snapshot until another takes its place; this one needs none.
         connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
-        waits = False
-        while not connection.scalar(text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key}):
-            if not waits:
-                tell("waiting for another process that migrates")
-            waits = True
-            time.sleep(_PAUSE)
-        yield connection
+        return True
+    connection.rollback()
+    return False

@@ -42,13 +42,14 @@ def strongest(locks: Iterable[Mapping[str, str]]) -> dict[str, str]:
     return found
 
 
-def take(connection: Connection, locks: Mapping[str, str], schema: str, lock_wait: timedelta = LOCK_WAIT) -> None:
+def take(connection: Connection, locks: Mapping[str, str], schema: str, lock_wait: timedelta | None = None) -> None:
     """Lock what is there of these relations, for the transaction.
 
-    Raises `SchemaLocked` when `lock_wait` is over.
+    Raises `SchemaLocked` when `lock_wait`, or a minute, is over.
     """
     if not locks:
         return
+    lock_wait = LOCK_WAIT if lock_wait is None else lock_wait
     name = quoted(schema)
     found = set(
         connection.scalars(

@@ -9,16 +9,16 @@ without it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 
 from sqlalchemy import Connection, Engine, text
 
-from awa_sqla.schema import change, execute, filled, lock_version
+from awa_sqla.schema import between, change, execute, filled, known, lock_key, lock_version
 from awa_sqla.schema.alone import alone
-from awa_sqla.schema.locks import take
+from awa_sqla.schema.locks import LOCK_TIMEOUT, take
 from awa_sqla.schema.objects import quoted
 from awa_sqla.schema.steps import STEPS, Index, Validation
 
@@ -37,6 +37,26 @@ def unfinished(connection: Connection, version: int, schema: str) -> list[Index 
     return [work for work in works if _is_unfinished(connection, work, schema)]
 
 
+def script(from_: int, to: int, schema: str) -> Iterator[str]:
+    """The SQL of the same, with comments, for a DBA to read and to run outside a transaction. Does no I/O."""
+    known(from_, to, schema)
+    key = lock_key(schema).replace("'", "''")
+    for version in between(from_, to):
+        step = STEPS[abs(version) - 1]
+        locks: Mapping[str, str] = {} if from_ == 0 else step.locks if version > 0 else step.down_locks
+        yield f"-- {'to' if version > 0 else 'back from'} version {abs(version)}"
+        yield "BEGIN"
+        yield f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"
+        if locks:
+            yield f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}ms'"
+        yield from (f"LOCK TABLE {quoted(schema)}.{relation} IN {mode} MODE" for relation, mode in locks.items())
+        yield from change(version, schema)
+        yield "COMMIT"
+        for work in step.after if version > 0 else ():
+            yield f"-- beside the traffic: {work.what}"
+            yield from filled(work.beside_others(), schema)
+
+
 def _is_unfinished(connection: Connection, work: Index | Validation, schema: str) -> bool:
     (condition,) = filled([work.unfinished()], schema)
     return bool(connection.exec_driver_sql(f"SELECT {condition}".replace("%", "%%")).scalar())
@@ -53,13 +73,14 @@ class Online:
 
     def run(self, to: int) -> tuple[int, int]:
         """Go to version `to`, alone."""
-        with alone(self.engine, f"awa_sqla.schema.online:{self.schema}", self.tell) as guard:
+        with alone(self.engine, f"awa_sqla.schema.online:{self.schema}", self.tell):
             before = found = self._version()
-            if to >= found:
-                self._finish(guard, found)
+            if to >= before:
+                self._finish(found)
             while found != to:
                 found = self._step(found, to)
-                self._finish(guard, found if to > before else 0)
+                if to > before:
+                    self._finish(found)
             return before, found
 
     def _version(self) -> int:
@@ -79,70 +100,72 @@ class Online:
             execute(connection, change(found + 1 if up else -found, self.schema))
             return found + 1 if up else found - 1
 
-    def _finish(self, guard: Connection, version: int) -> None:
+    def _finish(self, version: int) -> None:
         """Do what is still to do of the long work up to a version."""
-        for work in unfinished(guard, version, self.schema):
+        with self._looking() as connection:
+            works = unfinished(connection, version, self.schema)
+        for work in works:
             self.tell(work.what)
-            with self._autocommit() as connection:
-                self._await_orphan(guard, work)
-                if _is_unfinished(connection, work, self.schema):
-                    _watched(guard, connection, partial(self._do, connection, work), partial(self._report, guard, work))
+            self._await_orphan(work)
+            self._watched(work)
 
-    def _do(self, connection: Connection, work: Index | Validation) -> None:
-        execute(connection, filled(work.beside_others(), self.schema))
-
-    def _await_orphan(self, guard: Connection, work: Index | Validation) -> None:
+    def _await_orphan(self, work: Index | Validation) -> None:
         """Let a build end whose process has died, or that somebody has started by hand."""
-        pause = threading.Event()
-        while isinstance(work, Index) and guard.execute(_BUILDING, {"table": self._table(work)}).first():
-            self._report(guard, work)
-            pause.wait(1)
+        while isinstance(work, Index) and self._report(work):
+            time.sleep(1)
 
-    def _report(self, guard: Connection, work: Index | Validation) -> None:
-        found = guard.execute(_BUILDING, {"table": self._table(work)}).first()
+    def _report(self, work: Index | Validation) -> bool:
+        """Say how far an index is; whether one is being built."""
+        with self._looking() as connection:
+            found = connection.execute(_BUILDING, {"table": f"{quoted(self.schema)}.{work.table}"}).first()
         if found is not None:
             share = "" if found[1] is None else f", {found[1]} %"
             self.tell(f"{work.what}: {found[0]}{share}")
+        return found is not None
 
-    def _table(self, work: Index | Validation) -> str:
-        return f"{quoted(self.schema)}.{work.table}"
+    def _watched(self, work: Index | Validation) -> None:
+        """Do the work in a thread; report every few seconds, and have the server cancel it when we are interrupted."""
+        raised: list[BaseException] = []
+
+        def do(connection: Connection) -> None:
+            try:
+                if _is_unfinished(connection, work, self.schema):
+                    execute(connection, filled(work.beside_others(), self.schema))
+            except BaseException as exc:  # noqa: BLE001 - raised again by who waits
+                raised.append(exc)
+
+        with self._unlimited() as connection:
+            pid = connection.scalar(text("SELECT pg_backend_pid()"))
+            thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
+            thread.start()
+            try:
+                thread.join(_EVERY)
+                while thread.is_alive():
+                    self._report(work)
+                    thread.join(_EVERY)
+            except BaseException:
+                with self._looking() as other:
+                    other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+                thread.join()
+                raise
+        if raised:
+            raise raised[0]
 
     @contextmanager
-    def _autocommit(self) -> Iterator[Connection]:
-        """A connection outside of transactions, without the limits that a role may have on statements.
-
-        Its settings go with it: it does not return to a pool. A server that has lost its client stops building.
-        """
+    def _looking(self) -> Generator[Connection, None, None]:
+        """A connection whose statements are transactions of their own: an index that is built waits for none."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.detach()
-            for name, value in (
-                ("statement_timeout", "0"),
-                ("lock_timeout", "0"),
-                ("client_connection_check_interval", "2s"),
-            ):
-                connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
             yield connection
 
+    @contextmanager
+    def _unlimited(self) -> Generator[Connection, None, None]:
+        """The same without the limits that a role may have on statements; its settings do not return to a pool.
 
-def _watched(guard: Connection, connection: Connection, work: Callable[[], None], report: Callable[[], None]) -> None:
-    """Do the work in a thread; report every few seconds, and have the server cancel it when we are interrupted."""
-    pid = connection.scalar(text("SELECT pg_backend_pid()"))
-    raised: list[BaseException] = []
-
-    def do() -> None:
-        try:
-            work()
-        except BaseException as exc:  # noqa: BLE001 - raised again by who waits
-            raised.append(exc)
-
-    thread = threading.Thread(target=do, name="awa-sqla migrate")
-    thread.start()
-    try:
-        while thread.join(_EVERY) or thread.is_alive():
-            report()
-    except BaseException:
-        guard.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
-        thread.join()
-        raise
-    if raised:
-        raise raised[0]
+        A server that has lost its client stops building.
+        """
+        settings = {"statement_timeout": "0", "lock_timeout": "0", "client_connection_check_interval": "2s"}
+        with self._looking() as connection:
+            connection.detach()
+            for name, value in settings.items():
+                connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
+            yield connection

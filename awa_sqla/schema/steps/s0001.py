@@ -4,7 +4,7 @@ Frozen text: once released, a step never changes. `{schema}` is the quoted schem
 same as an SQL string, `{channel}` the name of its wake-up channel.
 """
 
-from awa_sqla.schema.steps.step import Step
+from awa_sqla.schema.steps.step import Step, exclusive
 
 UP = (
     # The schema itself, unless a DBA has made it.
@@ -315,17 +315,14 @@ STEP = Step(
     UP,
     DOWN,
     locks={},
-    down_locks=dict.fromkeys(
-        (
-            "jobs",
-            "jobs_hot",
-            "scheduled_jobs",
-            "dlq_entries",
-            "queue_meta",
-            "follow_up_specs",
-            "follow_up_obligations",
-            "runtime_instances",
-        ),
-        "ACCESS EXCLUSIVE",
+    down_locks=exclusive(
+        "jobs",
+        "jobs_hot",
+        "scheduled_jobs",
+        "dlq_entries",
+        "queue_meta",
+        "follow_up_specs",
+        "follow_up_obligations",
+        "runtime_instances",
     ),
 )

@@ -3,7 +3,7 @@
 Frozen text: once released, a step never changes.
 """
 
-from awa_sqla.schema.steps.step import Index, Step
+from awa_sqla.schema.steps.step import Index, Step, exclusive
 
 UP = (
     "ALTER TABLE {schema}.jobs_hot ADD COLUMN args_version SMALLINT DEFAULT 1 NOT NULL",
@@ -295,8 +295,8 @@ _JOBS = ("jobs", "jobs_hot", "scheduled_jobs", "dlq_entries")
 STEP = Step(
     UP,
     DOWN,
-    locks=dict.fromkeys(_JOBS, "ACCESS EXCLUSIVE"),
-    down_locks=dict.fromkeys((*_JOBS, "job_unique_claims"), "ACCESS EXCLUSIVE"),
+    locks=exclusive(*_JOBS),
+    down_locks=exclusive(*_JOBS, "job_unique_claims"),
     after=(
         Index(
             "scheduled_jobs",

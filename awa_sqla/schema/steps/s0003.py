@@ -3,7 +3,7 @@
 Frozen text: once released, a step never changes.
 """
 
-from awa_sqla.schema.steps.step import Index, Step
+from awa_sqla.schema.steps.step import Index, Step, exclusive
 
 DOWN = (
     "DROP INDEX {schema}.ix_jobs_hot_callback_timeout",
@@ -14,7 +14,7 @@ STEP = Step(
     (),
     DOWN,
     locks={},
-    down_locks={"jobs_hot": "ACCESS EXCLUSIVE"},
+    down_locks=exclusive("jobs_hot"),
     after=(
         Index("jobs_hot", "ix_jobs_hot_callback", "(callback_id) WHERE callback_id IS NOT NULL", unique=True),
         Index("jobs_hot", "ix_jobs_hot_callback_timeout", "(callback_timeout_at) WHERE state = 'waiting_external'"),

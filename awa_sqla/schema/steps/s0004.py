@@ -3,7 +3,7 @@
 Frozen text: once released, a step never changes.
 """
 
-from awa_sqla.schema.steps.step import Index, Step
+from awa_sqla.schema.steps.step import Index, Step, exclusive
 
 UP = (
     """\
@@ -89,7 +89,7 @@ _JOBS = ("jobs", "jobs_hot", "scheduled_jobs", "dlq_entries")
 STEP = Step(
     UP,
     DOWN,
-    locks=dict.fromkeys(_JOBS, "ACCESS EXCLUSIVE"),
-    down_locks=dict.fromkeys((*_JOBS, "callback_receipts"), "ACCESS EXCLUSIVE"),
+    locks=exclusive(*_JOBS),
+    down_locks=exclusive(*_JOBS, "callback_receipts"),
     after=(Index("jobs_hot", "ix_jobs_hot_attended", "(id) WHERE attended_at IS NOT NULL"),),
 )

@@ -3,7 +3,7 @@
 Frozen text: once released, a step never changes.
 """
 
-from awa_sqla.schema.steps.step import Step
+from awa_sqla.schema.steps.step import Step, exclusive
 
 UP = (
     """\
@@ -36,6 +36,6 @@ ALTER TABLE {schema}.queue_meta
     DROP COLUMN override_rate_burst""",
 )
 
-_LOCKS = {"queue_meta": "ACCESS EXCLUSIVE", "runtime_instances": "ACCESS EXCLUSIVE"}
+_LOCKS = exclusive("queue_meta", "runtime_instances")
 
 STEP = Step(UP, DOWN, locks=_LOCKS, down_locks=_LOCKS)

@@ -3,7 +3,7 @@
 Frozen text: once released, a step never changes.
 """
 
-from awa_sqla.schema.steps.step import Index, Step
+from awa_sqla.schema.steps.step import Index, Step, exclusive
 
 UP = (
     "ALTER TABLE {schema}.jobs_hot ADD COLUMN aged SMALLINT DEFAULT 0 NOT NULL",
@@ -121,14 +121,13 @@ ALTER TABLE {schema}.queue_meta
     "ALTER TABLE {schema}.jobs_hot DROP COLUMN aged",
 )
 
-_LOCKS = dict.fromkeys(("jobs_hot", "queue_meta", "runtime_instances"), "ACCESS EXCLUSIVE")
+_LOCKS = exclusive("jobs_hot", "queue_meta", "runtime_instances")
 
 STEP = Step(
     UP,
     DOWN,
     locks=_LOCKS,
-    down_locks=_LOCKS
-    | dict.fromkeys(("dlq_entries", "leaders", "cron_jobs", "job_counts", "audit_log"), "ACCESS EXCLUSIVE"),
+    down_locks=_LOCKS | exclusive("dlq_entries", "leaders", "cron_jobs", "job_counts", "audit_log"),
     after=(
         Index(
             "jobs_hot",

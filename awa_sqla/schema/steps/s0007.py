@@ -4,7 +4,7 @@ Frozen text: once released, a step never changes. Old rows are looked at when th
 that says later becomes now, one to come the end of the years that can be read.
 """
 
-from awa_sqla.schema.steps.step import Step, Validation
+from awa_sqla.schema.steps.step import Step, Validation, exclusive
 
 EARLIEST, LATEST = "'1970-01-01 00:00:00+00'", "'9000-01-01 00:00:00+00'"
 LONGEST = "31536000000"
@@ -45,7 +45,7 @@ def _deadlines(columns: tuple[str, ...]) -> str:
 
 def checks(table: str) -> dict[str, str]:
     """The new checks of a table, by name."""
-    found = {}
+    found: dict[str, str] = {}
     if table in TIMES:
         found[f"ck_{table}_times"] = _times(TIMES[table])
     if table in DEADLINES:
@@ -63,7 +63,7 @@ def _drop(table: str) -> str:
 
 
 def _repair(table: str) -> str:
-    values = []
+    values: list[str] = []
     for column in TIMES.get(table, ()):
         last = LATEST if column in _TO_COME else "clock_timestamp()"
         values.append(
@@ -81,7 +81,7 @@ def _repair(table: str) -> str:
 STEP = Step(
     up=tuple(_add(table) for table in TABLES),
     down=tuple(_drop(table) for table in TABLES),
-    locks=dict.fromkeys(TABLES, "ACCESS EXCLUSIVE"),
-    down_locks=dict.fromkeys(TABLES, "ACCESS EXCLUSIVE"),
+    locks=exclusive(*TABLES),
+    down_locks=exclusive(*TABLES),
     after=tuple(Validation(table, tuple(checks(table)), _repair(table)) for table in TABLES),
 )

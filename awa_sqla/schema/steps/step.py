@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 #: The lock modes that steps take, weakest first.
 MODES = ("SHARE", "SHARE ROW EXCLUSIVE", "ACCESS EXCLUSIVE")
 
 
-class Index(NamedTuple):
+def exclusive(*relations: str) -> dict[str, str]:
+    """Locks of relations that nobody else may use meanwhile, in this order."""
+    return dict.fromkeys(relations, "ACCESS EXCLUSIVE")
+
+
+@dataclass(frozen=True)
+class Index:
     """An index on a table that may be large: built CONCURRENTLY, unless it must be part of a transaction."""
 
     table: str
@@ -23,7 +30,7 @@ class Index(NamedTuple):
         return f"index {self.name} on {self.table}"
 
     #: The mode in which a transaction locks the table for it.
-    mode = "SHARE"
+    mode: ClassVar = "SHARE"
 
     def in_transaction(self) -> Iterator[str]:
         """The statement that builds it while writers wait."""
@@ -45,7 +52,8 @@ NOT EXISTS (SELECT FROM pg_catalog.pg_index JOIN pg_catalog.pg_class ON pg_class
         return f"CREATE {kind} {how}{self.name} ON {{schema}}.{self.table} {self.definition}"
 
 
-class Validation(NamedTuple):
+@dataclass(frozen=True)
+class Validation:
     """The look at old rows that checks, added NOT VALID, are still owed; `repair` mends the rows that break them."""
 
     table: str
@@ -58,7 +66,7 @@ class Validation(NamedTuple):
         return f"rows of {self.table} for {', '.join(self.names)}"
 
     #: In a transaction that has added the checks there is a stronger lock already.
-    mode = "SHARE"
+    mode: ClassVar = "SHARE"
 
     def in_transaction(self) -> Iterator[str]:
         """The statements; the lock lets others read and write."""
