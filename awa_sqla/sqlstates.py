@@ -6,6 +6,8 @@ from sqlalchemy.exc import DBAPIError
 
 #: A lock that was not had within lock_timeout.
 LOCK_NOT_AVAILABLE = "55P03"
+#: A right that the user has not been granted.
+INSUFFICIENT_PRIVILEGE = "42501"
 #: A write on a server, or in a transaction, that only reads.
 READ_ONLY = "25006"
 
