@@ -21,12 +21,10 @@ from sqlalchemy import (
     Table,
     Text,
     create_engine,
-    func,
     make_url,
-    select,
 )
 
-from awa_sqla.alembic import include_name
+from awa_sqla.alembic import include_name, one_at_a_time
 
 #: The tables of the application; ours are not among them. In an app: `from app.models import Base`.
 metadata = MetaData()
@@ -37,9 +35,6 @@ Table(
     Column("note", Text, nullable=False),
     Column("cents", Integer, nullable=False),
 )
-
-#: Any number that the app uses for nothing else: replicas that start together migrate one after the other.
-LOCK = 7_041_776
 
 OPTIONS: dict[str, Any] = {
     "target_metadata": metadata,
@@ -70,12 +65,11 @@ def run_offline() -> None:
 
 
 def run_online() -> None:
-    """Migrate in one transaction, under a lock that ends with it."""
+    """Migrate in one transaction, while no other process does."""
     engine = create_engine(database_url(), poolclass=NullPool)
     with engine.connect() as connection:
         context.configure(connection=connection, **OPTIONS)
-        with context.begin_transaction():
-            connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
+        with one_at_a_time(connection), context.begin_transaction():
             context.run_migrations()
 
 

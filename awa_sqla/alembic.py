@@ -1,4 +1,4 @@
-"""What an app's `env.py` needs: the plugin and the filters.
+"""What an app's `env.py` needs: the plugin, the filters, and a lock for replicas that migrate at once.
 
 An app keeps our tables in its own history. One line in one of its revisions installs them, and another
 one after an upgrade of the package changes them:
@@ -6,10 +6,10 @@ one after an upgrade of the package changes them:
     from alembic import op
 
     def upgrade() -> None:
-        op.awa_migrate(from_=0, to=6)
+        op.awa_migrate(from_=0, to=7)
 
     def downgrade() -> None:
-        op.awa_migrate(from_=3, to=0)
+        op.awa_migrate(from_=7, to=0)
 
 Alembic finds the operation through this package's entry point; nothing needs to be imported. With
 `autogenerate_plugins=["alembic.autogenerate.*", "awa_sqla.alembic"]` in `context.configure()`,
@@ -22,14 +22,19 @@ in `awa_sqla.schema.operation`.
 
 from __future__ import annotations
 
+import logging
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sqlalchemy import Connection
+
+from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.base import SCHEMA
+from awa_sqla.schema.alone import alone
 from awa_sqla.schema.ownership import NAMES, marked, schema_names
 
 if TYPE_CHECKING:
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
     from alembic.runtime.plugins import Plugin
     from alembic.util import PriorityDispatchResult
 
-__all__ = ["Filters", "filters", "include_name", "include_object", "setup"]
+__all__ = ["Filters", "filters", "include_name", "include_object", "one_at_a_time", "setup"]
 
 #: The name under which the guard is found by the `alembic.autogenerate.*` that Alembic uses when nothing is said.
 _GUARD = "alembic.autogenerate.awa_sqla"
@@ -72,6 +77,28 @@ def _guard(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatch
     from awa_sqla.schema import autogenerate  # noqa: PLC0415
 
     return autogenerate.guard(context, upgrade_ops)
+
+
+@contextmanager
+def one_at_a_time(connection: Connection, key: str = "alembic") -> Generator[None, None, None]:
+    """Wait until no other process of this database is in here, whatever it migrates; for `env.py`:
+
+        with one_at_a_time(connection), context.begin_transaction():
+            context.run_migrations()
+
+    The lock is held by a second connection of the same engine and ends with the process; it also holds while a revision
+    commits in between, as `autocommit_block()` and `op.awa_migrate(..., concurrently=True)` do. Only processes with the
+    same `key` wait for each other.
+
+    Raises `ConfigurationError` when a transaction has begun: it would end after the lock.
+    """
+    if connection.in_transaction():
+        raise ConfigurationError(
+            "the lock must be taken before the transaction begins, and be kept until it has ended: "
+            "`with one_at_a_time(connection), context.begin_transaction():`"
+        )
+    with alone(connection.engine, f"awa_sqla.alembic:{key}", logging.getLogger("awa_sqla.schema").info):
+        yield
 
 
 class Filters(NamedTuple):

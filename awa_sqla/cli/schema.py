@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--from", "from_", default=0, show_default=True, metavar="N", help="With --sql: the version to start from."
 )
-@click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
+@click.option("--check", is_flag=True, help="Compare, print what would mend it, exit with 0 or 4; change nothing.")
 @click.option("--lock-wait", type=Duration(), default="1m", show_default=True, help="For the locks of each step.")
 @click.option("--yes", is_flag=True, help="Go to a lower version although that drops data.")
 @click.pass_obj
@@ -73,16 +73,24 @@ def _print(from_: int, to: int, schema: str) -> None:
 
 
 def _check(engine: Engine, schema: str) -> int:
+    """Print the version and what is not as its steps made it, with the statements that mend it."""
     from awa_sqla import schema as steps
+    from awa_sqla.errors import ConfigurationError
+    from awa_sqla.schema.drift import differences, lines
     from awa_sqla.schema.online import unfinished
 
     with engine.begin() as connection:
         found = steps.installed_version(connection, schema)
         click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
-        left = unfinished(connection, min(found, steps.LATEST), schema)
-    for work in left:
-        click.echo(f"unfinished: {work.what}")
-    return EXIT_PRECONDITION if found != steps.LATEST or left else 0
+        for work in unfinished(connection, min(found, steps.LATEST), schema):
+            click.echo(f"-- `awa-sqla migrate` would finish: {work.what}")
+        try:
+            different = differences(connection, schema)
+        except ConfigurationError as exc:
+            leave(f"only the version was compared: {exc}", EXIT_PRECONDITION)
+    for line in lines(different):
+        click.echo(line)
+    return EXIT_PRECONDITION if found != steps.LATEST or different else 0
 
 
 def _migrate(engine: Engine, target: int, schema: str, lock_wait: timedelta, *, yes: bool) -> None:

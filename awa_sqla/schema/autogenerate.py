@@ -1,6 +1,7 @@
 """What autogenerate says of our tables: `op.awa_migrate` where it is due, and nothing else.
 
-`compare` proposes the operation. It runs where an app names our plugin in `autogenerate_plugins`.
+`compare` proposes the operation, and the statements that mend a schema that is not as its steps made it. It runs where
+an app names our plugin in `autogenerate_plugins`.
 
 `guard` runs last, in every app that does not choose its plugins itself, and corrects what Alembic has found:
 
@@ -13,7 +14,8 @@ A database other than PostgreSQL never gets here, and one where no name is like 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from alembic.operations import MigrateOperation
@@ -24,6 +26,7 @@ from sqlalchemy import Connection, Index, Table
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.schema import LATEST, installed_version
+from awa_sqla.schema.mending import MendOp, proposals
 from awa_sqla.schema.operation import AwaMigrateOp
 from awa_sqla.schema.ownership import NAMES, Installed, installed, marked, schema_names, translated
 
@@ -33,21 +36,23 @@ if TYPE_CHECKING:
 
 __all__ = ["compare", "guard"]
 
+_log = logging.getLogger("awa_sqla.schema")
+
 #: A table as Alembic names it: with no schema when that is the connection's default.
 _Key = tuple[str | None, str]
 
 
 def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatchResult:
-    """Propose the operation while the database is behind, once for each schema. Reads the versions only.
+    """Propose the operation while the database is behind, once for each schema, and what mends one that has drifted.
 
     Raises `SchemaVersionError` when the database is newer than this package: no revision could mend that;
     `ConfigurationError` for an `awa_schema` that names no schema.
     """
     connection = context.connection
     if connection is not None:
-        there = [op.schema for op in upgrade_ops.ops if isinstance(op, AwaMigrateOp)]
-        missing = [name for name in _schemas(context, connection) if name not in there]
-        upgrade_ops.ops[:0] = list(_due(connection, missing))
+        there = [_of(op) for op in upgrade_ops.ops if isinstance(op, AwaMigrateOp | MendOp)]
+        due = [op for name in _schemas(context, connection) for op in _due(connection, name)]
+        upgrade_ops.ops[:0] = [op for op in due if _of(op) not in there]
     return PriorityDispatchResult.CONTINUE
 
 
@@ -108,13 +113,24 @@ def _schemas(context: AutogenContext, connection: Connection) -> tuple[str, ...]
     return schema_names([schema or context.dialect.default_schema_name for schema in wanted])
 
 
-def _due(connection: Connection, schemas: list[str]) -> Iterator[AwaMigrateOp]:
-    for schema in schemas:
-        found = installed_version(connection, schema)
-        if found > LATEST:
-            raise SchemaVersionError(found, LATEST, schema)
-        if found < LATEST:
-            yield AwaMigrateOp(found, LATEST, schema)
+def _of(op: AwaMigrateOp | MendOp) -> tuple[object, ...]:
+    return (op.schema, *op.to_diff_tuple())
+
+
+def _due(connection: Connection, schema: str) -> Sequence[AwaMigrateOp | MendOp]:
+    found = installed_version(connection, schema)
+    if found > LATEST:
+        raise SchemaVersionError(found, LATEST, schema)
+    mends = _mends(connection, schema) if found in {0, LATEST} else []  # 0 also where only the ledger is lost
+    return mends or ([] if found == LATEST else [AwaMigrateOp(found, LATEST, schema)])
+
+
+def _mends(connection: Connection, schema: str) -> list[MendOp]:
+    try:
+        return proposals(connection, schema)
+    except ConfigurationError as exc:
+        _log.warning("schema %s: only its version is compared: %s", schema, exc)
+        return []
 
 
 def _at_home(table: Table) -> bool:

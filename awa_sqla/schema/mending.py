@@ -30,7 +30,8 @@ _PARAMETER = re.compile(r"(?<![:\w\\]):(?=\w+(?!:))")
 class MendOp(MigrateOperation):
     """Put one object of the schema right, in the transaction of the revision."""
 
-    def __init__(self, what: str, problem: str, statements: tuple[str, ...]) -> None:
+    def __init__(self, schema: str, what: str, problem: str, statements: tuple[str, ...]) -> None:
+        self.schema = schema
         self.what = what
         self.problem = problem
         self.statements = statements
@@ -41,7 +42,7 @@ class MendOp(MigrateOperation):
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """What `alembic check` reports."""
-        return ("awa_drift", self.what, self.problem)
+        return ("awa_drift", self.schema, self.what, self.problem)
 
 
 class MendNothingOp(MigrateOperation):
@@ -56,17 +57,17 @@ class MendNothingOp(MigrateOperation):
         return ()
 
 
-def proposals(connection: Connection, schema: str = SCHEMA) -> list[MigrateOperation]:
+def proposals(connection: Connection, schema: str = SCHEMA) -> list[MendOp]:
     """An operation for each difference of an installed schema, in the order in which they must run.
 
     Raises like `awa_sqla.schema.drift.differences`.
     """
-    return [operation_for(difference) for difference in differences(connection, schema)]
+    return [operation_for(difference, schema) for difference in differences(connection, schema)]
 
 
-def operation_for(difference: Difference) -> MendOp:
+def operation_for(difference: Difference, schema: str = SCHEMA) -> MendOp:
     """The operation that mends a difference."""
-    return MendOp(difference.what, difference.problem, difference.mends_in_transaction)
+    return MendOp(schema, difference.what, difference.problem, difference.mends_in_transaction)
 
 
 @Operations.implementation_for(MendOp)

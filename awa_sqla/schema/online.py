@@ -135,21 +135,27 @@ class Online:
                 raised.append(exc)
 
         with self._unlimited() as connection:
-            pid = connection.scalar(text("SELECT pg_backend_pid()"))
-            thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
-            thread.start()
-            try:
-                thread.join(_EVERY)
-                while thread.is_alive():
-                    self._report(work)
-                    thread.join(_EVERY)
-            except BaseException:
-                with self._looking() as other:
-                    other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
-                thread.join()
-                raise
+            if self.engine.dialect.is_async:  # bound to the thread of its loop
+                do(connection)
+            else:
+                self._in_thread(connection, work, do)
         if raised:
             raise raised[0]
+
+    def _in_thread(self, connection: Connection, work: Index | Validation, do: Callable[[Connection], None]) -> None:
+        pid = connection.scalar(text("SELECT pg_backend_pid()"))
+        thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
+        thread.start()
+        try:
+            thread.join(_EVERY)
+            while thread.is_alive():
+                self._report(work)
+                thread.join(_EVERY)
+        except BaseException:
+            with self._looking() as other:
+                other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+            thread.join()
+            raise
 
     @contextmanager
     def _looking(self) -> Generator[Connection, None, None]:

@@ -119,7 +119,7 @@ def test_check_reports_what_differs(connection: Connection) -> None:
     create_all(connection)
     execute(connection, "DROP INDEX {s}.ix_audit_log_at", "awa")
     (operation,) = proposals(connection)
-    assert operation.to_diff_tuple() == ("awa_drift", "index audit_log.ix_audit_log_at", "is missing")
+    assert operation.to_diff_tuple() == ("awa_drift", "awa", "index audit_log.ix_audit_log_at", "is missing")
 
 
 def test_a_clean_schema_proposes_nothing(connection: Connection) -> None:
@@ -159,7 +159,7 @@ def test_the_operation_can_be_invoked_and_its_reverse_does_nothing(connection: C
 )
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_any_statement_is_executed_as_it_is(empty_db_url: URL, driver: str, statement: str) -> None:
-    written = render_python_code(UpgradeOps([MendOp("one", "two", (statement,))]))
+    written = render_python_code(UpgradeOps([MendOp("awa", "one", "two", (statement,))]))
     kept: list[str] = []
     with create_engine(empty_db_url.set(drivername=f"postgresql+{driver}"), poolclass=NullPool).connect() as connection:
         expected = connection.exec_driver_sql(statement.replace("%", "%%")).all()

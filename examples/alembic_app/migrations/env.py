@@ -8,9 +8,9 @@ from typing import Any
 
 from alembic import context
 from shop.models import Base  # type: ignore[import-not-found, unused-ignore]
-from sqlalchemy import NullPool, create_engine, func, make_url, select
+from sqlalchemy import NullPool, create_engine, make_url
 
-from awa_sqla.alembic import include_name  # <- awa_sqla
+from awa_sqla.alembic import include_name, one_at_a_time  # <- awa_sqla
 
 OPTIONS: dict[str, Any] = {
     "target_metadata": Base.metadata,
@@ -18,9 +18,6 @@ OPTIONS: dict[str, Any] = {
     "include_name": include_name,  # <- awa_sqla: autogenerate leaves its schema alone
     "autogenerate_plugins": ["alembic.autogenerate.*", "awa_sqla.alembic"],  # <- awa_sqla: writes op.awa_migrate
 }
-
-#: Any number that the shop uses for nothing else: replicas that start together migrate one after the other.
-LOCK = 20_040_207
 
 
 def run_offline() -> None:
@@ -31,12 +28,11 @@ def run_offline() -> None:
 
 
 def run_online() -> None:
-    """Migrate in one transaction, under a lock that ends with it."""
+    """Migrate in one transaction, while no other process does."""
     url = make_url(os.environ["DATABASE_URL"]).set(drivername="postgresql+psycopg")
     with create_engine(url, poolclass=NullPool).connect() as connection:
         context.configure(connection=connection, **OPTIONS)
-        with context.begin_transaction():
-            connection.execute(select(func.pg_advisory_xact_lock(LOCK)))
+        with one_at_a_time(connection), context.begin_transaction():
             context.run_migrations()
 
 
