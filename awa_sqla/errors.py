@@ -17,6 +17,7 @@ AwaError
 ├── JobFailed                       the job that was waited for has failed or was cancelled
 ├── InvalidState                    the verb does not apply to a job in this state
 ├── SchemaVersionError              the database and the package disagree about the schema
+├── SchemaLocked                    others hold the tables that a change of the schema needs; nothing was changed
 └── ConfigurationError(ValueError)  the set-up is wrong: engine, target, listener, name
 TerminalError(Exception)            raised by handlers: fail this job now, do not retry
 ```
@@ -41,6 +42,7 @@ __all__ = [
     "InvalidState",
     "JobFailed",
     "JobNotFound",
+    "SchemaLocked",
     "SchemaVersionError",
     "StaleJobError",
     "TerminalError",
@@ -296,6 +298,26 @@ class SchemaVersionError(AwaError):
         else:
             step = "run your migrations (op.awa_migrate) or `awa-sqla migrate`"
         return f"schema {self.schema!r} is at version {self.found}, {self.expected} is needed: {step}"
+
+
+class SchemaLocked(AwaError):
+    """The tables could not be locked in time for a change of the schema. Nothing was changed.
+
+    `holders` says in a line each who has locks on them.
+    """
+
+    def __init__(self, schema: str, seconds: float, holders: tuple[str, ...] = ()) -> None:
+        super().__init__(schema, seconds, holders)
+        self.schema = schema
+        self.seconds = seconds
+        self.holders = holders
+
+    def __str__(self) -> str:
+        by = "; ".join(self.holders) or "somebody who has let go meanwhile"
+        return (
+            f"schema {self.schema!r}: its tables could not be locked for {self.seconds:g} s, and nothing was changed. "
+            f"They are held by {by}. Let these transactions end, and try again"
+        )
 
 
 class ConfigurationError(AwaError, ValueError):

@@ -113,49 +113,6 @@ def worker(
 
 @cli.command()
 @after_verb
-@click.option("--to", type=int, metavar="N", help="The version to reach, up or down; default: the latest.")
-@click.option("--schema", default="awa", show_default=True)
-@click.option("--sql", is_flag=True, help="Print the SQL from version 0 and run nothing.")
-@click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
-@click.option("--yes", is_flag=True, help="Go to a lower version although that drops data.")
-@click.pass_obj
-def migrate(settings: Settings, /, to: int | None, schema: str, *, sql: bool, check: bool, yes: bool) -> None:
-    """Install or change our schema, for apps without Alembic."""
-    from sqlalchemy import NullPool, create_engine
-    from sqlalchemy.exc import DBAPIError
-
-    from awa_sqla import schema as steps
-    from awa_sqla.errors import AwaError, SchemaVersionError
-    from awa_sqla.worker.engines import sync_url
-
-    target = steps.LATEST if to is None else to
-    try:
-        if sql:
-            for statement in steps.statements(0, target, schema=schema):
-                click.echo(f"{statement};\n")
-            return
-        url = sync_url(settings.database())
-        with create_engine(url, poolclass=NullPool).begin() as connection:
-            if check:
-                found = steps.installed_version(connection, schema)
-                click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
-                sys.exit(0 if found == steps.LATEST else EXIT_PRECONDITION)
-            if target < steps.installed_version(connection, schema) and not yes:
-                raise click.UsageError(
-                    "a lower version drops what the higher one added, data included; say so with --yes"
-                )
-            before, after = steps.migrate(connection, target, schema)
-        click.echo(f"schema {schema}: {'already at' if before == after else f'{before} ->'} version {after}")
-    except SchemaVersionError as exc:
-        leave(str(exc), EXIT_PRECONDITION)
-    except AwaError as exc:
-        raise click.UsageError(str(exc)) from exc
-    except DBAPIError as exc:
-        leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
-
-
-@cli.command()
-@after_verb
 @click.argument("directory", required=False, type=click.Path(path_type=Path))
 @click.option("--kill", is_flag=True, help="Kill processes with SIGKILL in the middle; the result must be the same.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")

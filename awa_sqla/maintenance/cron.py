@@ -29,8 +29,8 @@ from awa_sqla.maintenance.firing import fire, write_failure
 from awa_sqla.maintenance.schedules import LATE, SEEN, Due, Stored, due, rewind, schedules, seen, sync
 from awa_sqla.periodic import Periodic
 from awa_sqla.requests import EnqueueRequest
-from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.session.trouble import transient
+from awa_sqla.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 
 log = logging.getLogger("awa_sqla.maintenance")
 

@@ -16,8 +16,8 @@ from awa_sqla.errors import UniqueConflict
 from awa_sqla.models.base import JobState
 from awa_sqla.models.job import Job, ScheduledJob
 from awa_sqla.session.cancel import cancel_row
-from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.session.unique import comes_in, reenter
+from awa_sqla.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 
 log = logging.getLogger("awa_sqla.maintenance")
 

@@ -9,16 +9,42 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sqlalchemy import Dialect, MetaData, Sequence, Table, Text, inspect
+from sqlalchemy import CheckConstraint, Dialect, MetaData, Sequence, Table, Text, inspect
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.types import TypeDecorator
 
 from awa_sqla.states import JobState, Outcome
 
-__all__ = ["SCHEMA", "AwaBase", "JobState", "Outcome", "StateText", "ViewBase", "jobs_id_seq", "run_lease_seq"]
+__all__ = [
+    "SCHEMA",
+    "AwaBase",
+    "JobState",
+    "Outcome",
+    "StateText",
+    "ViewBase",
+    "deadlines",
+    "jobs_id_seq",
+    "readable",
+    "run_lease_seq",
+]
 
 #: The schema our tables are declared in; what `schema_translate_map` translates.
 SCHEMA = "awa"
+
+
+def readable(table: str, *columns: str) -> CheckConstraint:
+    """Times that every driver can read, in every time zone; one row of others would stop all that read with it."""
+    first, last = "'1970-01-01 00:00:00+00'", "'9000-01-01 00:00:00+00'"
+    if len(columns) == 1:
+        return CheckConstraint(f"{columns[0]} BETWEEN {first} AND {last}", name=f"ck_{table}_times")
+    every = ", ".join(columns)
+    return CheckConstraint(f"least({every}) >= {first} AND greatest({every}) <= {last}", name=f"ck_{table}_times")
+
+
+def deadlines(table: str, *columns: str) -> CheckConstraint:
+    """Seconds that can be added to a time: more than none, at most a thousand years."""
+    checks = (f"{column} > 0 AND {column} <= 31536000000" for column in columns)
+    return CheckConstraint(" AND ".join(checks), name=f"ck_{table}_deadlines")
 
 
 class StateText(TypeDecorator[JobState]):

@@ -34,7 +34,7 @@ from sqlalchemy.orm import Mapped, declared_attr, mapped_column
 
 from awa_sqla.args import A, JobArgs
 from awa_sqla.errors import ConfigurationError, InvalidJob
-from awa_sqla.models.base import AwaBase, JobState, Outcome, StateText, ViewBase, jobs_id_seq
+from awa_sqla.models.base import AwaBase, JobState, Outcome, StateText, ViewBase, deadlines, jobs_id_seq, readable
 from awa_sqla.requests import EnqueueRequest
 from awa_sqla.stored import decode
 from awa_sqla.unique import OnConflict
@@ -136,7 +136,18 @@ class JobColumns:
         return decode(args_class, self.args, self.args_version)
 
 
-def constraints(table: str, states: str, *indexes: Index) -> tuple[Any, ...]:
+_TIMES = (
+    "created_at",
+    "attempted_at",
+    "heartbeat_at",
+    "finalized_at",
+    "attended_at",
+    "deadline_at",
+    "callback_timeout_at",
+)
+
+
+def constraints(table: str, states: str, *indexes: Index, times: tuple[str, ...] = _TIMES) -> tuple[Any, ...]:
     """The checks and lineage indexes of one job table; `states` is SQL for the states it may hold."""
     return (
         CheckConstraint(f"state IN ({states})", name=f"ck_{table}_state"),
@@ -150,6 +161,8 @@ def constraints(table: str, states: str, *indexes: Index) -> tuple[Any, ...]:
         CheckConstraint(
             "run_at BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00'", name=f"ck_{table}_run_at"
         ),
+        readable(table, *times),
+        deadlines(table, "deadline_seconds"),
         Index(f"ix_{table}_parent_id", "parent_id", postgresql_where=text("parent_id IS NOT NULL")),
         Index(f"ix_{table}_root_id", "root_id", postgresql_where=text("root_id IS NOT NULL")),
         *indexes,
@@ -292,7 +305,9 @@ class DeadLetter(JobColumns, AwaBase):
     @declared_attr.directive
     @classmethod
     def __table_args__(cls) -> tuple[Any, ...]:
-        return constraints("dlq_entries", "'failed'", Index("ix_dlq_entries_queue", "queue", "dlq_at"))
+        return constraints(
+            "dlq_entries", "'failed'", Index("ix_dlq_entries_queue", "queue", "dlq_at"), times=(*_TIMES, "dlq_at")
+        )
 
 
 class JobRecord(JobColumns, ViewBase):

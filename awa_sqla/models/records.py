@@ -23,7 +23,7 @@ from sqlalchemy import Double as Float
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from awa_sqla.models.base import AwaBase
+from awa_sqla.models.base import AwaBase, deadlines, readable
 from awa_sqla.models.job import Json, Moment
 
 
@@ -76,6 +76,8 @@ class Queue(AwaBase):
             "AND override_keep_failed_seconds >= 0 AND override_keep_dead_seconds >= 0",
             name="ck_queue_meta_keep",
         ),
+        readable("queue_meta", "paused_at", "paused_until"),
+        deadlines("queue_meta", "declared_deadline_seconds", "override_deadline_seconds"),
     )
 
 
@@ -98,6 +100,8 @@ class FollowUpSpec(AwaBase):
     name: Mapped[str] = mapped_column(Text, primary_key=True)
     created_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
     last_seen: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
+
+    __table_args__ = (readable("follow_up_specs", "created_at", "last_seen"),)
 
 
 class Obligation(AwaBase):
@@ -127,6 +131,7 @@ class Obligation(AwaBase):
             "id",
             postgresql_where=text("next_attempt_at IS NOT NULL"),
         ),
+        readable("follow_up_obligations", "next_attempt_at", "created_at"),
     )
 
 
@@ -147,6 +152,7 @@ class CallbackReceipt(AwaBase):
     __table_args__ = (
         Index("ix_callback_receipts_callback", "callback_id"),
         Index("ix_callback_receipts_created", "created_at"),
+        readable("callback_receipts", "created_at"),
     )
 
 
@@ -171,6 +177,8 @@ class RuntimeInstance(AwaBase):
     stopping_at: Mapped[datetime | None] = mapped_column(Moment)
     stale_after_seconds: Mapped[float | None] = mapped_column(Float)
     lanes: Mapped[dict[str, Any]] = mapped_column(Json, server_default=text("'{}'"))
+
+    __table_args__ = (readable("runtime_instances", "started_at", "last_seen", "stopping_at"),)
 
 
 class SchemaVersion(AwaBase):

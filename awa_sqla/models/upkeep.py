@@ -9,7 +9,7 @@ from sqlalchemy import BigInteger, CheckConstraint, Double, Identity, Index, Int
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from awa_sqla.models.base import AwaBase
+from awa_sqla.models.base import AwaBase, deadlines, readable
 from awa_sqla.models.job import Json, Moment
 
 
@@ -26,6 +26,8 @@ class Leader(AwaBase):
     term: Mapped[int] = mapped_column(BigInteger, server_default=text("1"))
     acquired_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
     expires_at: Mapped[datetime] = mapped_column(Moment)
+
+    __table_args__ = (readable("leaders", "acquired_at", "expires_at"),)
 
 
 class CronSchedule(AwaBase):
@@ -69,6 +71,7 @@ class CronSchedule(AwaBase):
         CheckConstraint("most_missed >= 1", name="ck_cron_jobs_most_missed"),
         CheckConstraint("args IS NULL OR (kind IS NOT NULL AND queue IS NOT NULL)", name="ck_cron_jobs_job"),
         CheckConstraint("jsonb_typeof(metadata) = 'object'", name="ck_cron_jobs_metadata"),
+        deadlines("cron_jobs", "deadline_seconds"),
         # One row that a driver cannot read would keep all schedules from firing.
         *(
             CheckConstraint(
@@ -94,6 +97,8 @@ class JobCount(AwaBase):
     jobs: Mapped[int] = mapped_column(BigInteger)
     counted_at: Mapped[datetime] = mapped_column(Moment, server_default=func.clock_timestamp())
 
+    __table_args__ = (readable("job_counts", "counted_at"),)
+
 
 class AuditEntry(AwaBase):
     """What an operator did. Written in the transaction of the deed."""
@@ -109,4 +114,4 @@ class AuditEntry(AwaBase):
     count: Mapped[int] = mapped_column(BigInteger, server_default=text("1"))
     reason: Mapped[str | None] = mapped_column(Text)
 
-    __table_args__ = (Index("ix_audit_log_at", "at"),)
+    __table_args__ = (Index("ix_audit_log_at", "at"), readable("audit_log", "at"))

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import exc as sa_exc
 
-from awa_sqla.session.sqlstates import READ_ONLY, sqlstate
+from awa_sqla.sqlstates import READ_ONLY, sqlstate
 
 #: SQLSTATE classes of what passes: connection, serialization and deadlock, resources, locks, an operator's or the
 #: system's interruption; and a server that is read-only for now.

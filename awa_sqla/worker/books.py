@@ -23,7 +23,7 @@ from awa_sqla.session.attending import Answer, attend, go_on, look
 from awa_sqla.session.callbacks import CallbackToken, register_callback
 from awa_sqla.session.ledger import defer_all
 from awa_sqla.session.results import checked_progress
-from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
+from awa_sqla.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.worker.finalize import insisting, why_owed
 
 log = logging.getLogger("awa_sqla.worker")

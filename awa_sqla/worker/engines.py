@@ -25,8 +25,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.wakeups import channel
 from awa_sqla.schema import LATEST, installed_version
-from awa_sqla.session.sqlstates import READ_ONLY, driver_sqlstate
 from awa_sqla.session.target import refuse_autocommit, schema_in
+from awa_sqla.sqlstates import READ_ONLY, driver_sqlstate
 from awa_sqla.worker.forks import guard
 from awa_sqla.worker.pools import OWN, UPKEEP, warn_of_few
 

@@ -22,8 +22,8 @@ from sqlalchemy.orm import Session
 from awa_sqla.errors import FollowUpError, StaleJobError
 from awa_sqla.session.batch import Completion, complete_many
 from awa_sqla.session.ledger import defer_all
-from awa_sqla.session.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.session.trouble import transient
+from awa_sqla.sqlstates import LOCK_NOT_AVAILABLE, sqlstate
 from awa_sqla.worker.outcomes import Done, Failed, Result, Settled
 from awa_sqla.worker.run import Run
 from awa_sqla.worker.transaction import apply, ended_by_handler

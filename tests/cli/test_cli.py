@@ -110,8 +110,8 @@ def test_migrate_installs_checks_and_takes_away(empty_db_url):
     url = empty_db_url.render_as_string(hide_password=False)
     run = CliRunner().invoke
     assert run(cli, ["-d", url, "migrate", "--check"]).exit_code == 4
-    assert run(cli, ["-d", url, "migrate"]).output == f"schema awa: 0 -> version {LATEST}\n"
-    assert run(cli, ["migrate", "-d", url]).output == f"schema awa: already at version {LATEST}\n"
+    assert run(cli, ["-d", url, "migrate"]).stdout == f"schema awa: 0 -> version {LATEST}\n"
+    assert run(cli, ["migrate", "-d", url]).stdout == f"schema awa: already at version {LATEST}\n"
     assert run(cli, ["-d", url, "migrate", "--check"]).exit_code == 0
     assert run(cli, ["-d", url, "migrate", "--to", "0"]).exit_code == 2
     assert run(cli, ["-d", url.replace("+psycopg", "+asyncpg"), "migrate", "--to", "0", "--yes"]).exit_code == 0

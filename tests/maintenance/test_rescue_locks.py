@@ -14,7 +14,7 @@ from awa_sqla import (
     Attempt,
     FollowUps,
 )
-from awa_sqla.session.sqlstates import sqlstate
+from awa_sqla.sqlstates import sqlstate
 from tests.app import NotifyOps, Signup
 from tests.maintenance.lateness import TAKES, Lane, in_each_lane
 from tests.session.steps import MINUTE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+from uuid import UUID
 
 import psycopg.errors
 import pytest
@@ -12,7 +13,19 @@ from sqlalchemy import CheckConstraint, Connection, DateTime, Engine, Insert, Ta
 from sqlalchemy.exc import IntegrityError
 
 from awa_sqla import DeadLetter, Job, JobState, ScheduledJob, limits
-from awa_sqla.models import AwaBase, CronSchedule, Queue, metadata
+from awa_sqla.models import (
+    AuditEntry,
+    AwaBase,
+    CallbackReceipt,
+    CronSchedule,
+    FollowUpSpec,
+    JobCount,
+    Leader,
+    Obligation,
+    Queue,
+    RuntimeInstance,
+    metadata,
+)
 from awa_sqla.models.job import JOB_TABLES
 
 #: The states that a row of each table may be in.
@@ -36,6 +49,13 @@ NEEDED: dict[type[AwaBase], dict[str, Any]] = {
     DeadLetter: {"kind": "k", "id": 1, "original_run_lease": 1, "dlq_reason": "manual"},
     Queue: {"queue": "q"},
     CronSchedule: {"name": "n", "cron_expr": "* * * * *"},
+    FollowUpSpec: {"kind": "k", "outcome": "completed", "name": "n"},
+    Obligation: {"job_id": 1, "kind": "k", "outcome": "completed", "spec": "s", "snapshot": {}},
+    RuntimeInstance: {"id": "i", "role": "worker", "hostname": "h", "pid": 1, "version": "0"},
+    CallbackReceipt: {"request": b"r", "callback_id": UUID(int=1), "action": "complete"},
+    Leader: {"name": "n", "holder": "h", "expires_at": datetime.now(UTC)},
+    JobCount: {"queue": "q", "state": "completed", "jobs": 1},
+    AuditEntry: {"source": "cli", "verb": "v", "target": "t"},
 }
 
 _N = limits.NAME_LENGTH
@@ -57,6 +77,29 @@ JOB_LIMITS: list[tuple[str, str, list[Any], list[Any]]] = [
 ]
 
 _NOW = datetime.now(UTC)
+_MOMENTS: list[tuple[Any, bool]] = [
+    (limits.EARLIEST, True),
+    (limits.LATEST, True),
+    (limits.EARLIEST - timedelta(seconds=1), False),
+    (limits.LATEST + timedelta(seconds=1), False),
+    (text("'-infinity'"), False),
+    (text("'infinity'"), False),
+]
+
+DEADLINES: dict[type[AwaBase], list[str]] = {
+    **{model: ["deadline_seconds"] for model in (*JOB_TABLES, CronSchedule)},
+    Queue: ["declared_deadline_seconds", "override_deadline_seconds"],
+}
+_LONGEST = limits.LONGEST.total_seconds()
+_SECONDS: list[tuple[float, bool]] = [
+    (0.001, True),
+    (_LONGEST, True),
+    (0, False),
+    (-1, False),
+    (_LONGEST * 1.001, False),
+    (float("inf"), False),
+    (float("nan"), False),
+]
 
 QUEUE_LIMITS: list[tuple[str, dict[str, Any], bool]] = [
     ("queue", {"queue": "q" * _N}, True),
@@ -117,10 +160,27 @@ def edges() -> Iterator[tuple[type[AwaBase], str, dict[str, Any], bool]]:
             yield from ((model, f"ck_{table}_{check}", {column: value}, False) for value in refused)
         for state in JobState:
             yield model, f"ck_{table}_state", {"state": state}, state in STATES[model]
+    yield from times()
+    for model, columns in DEADLINES.items():
+        for column in columns:
+            for value, fits in _SECONDS:
+                yield model, f"ck_{model.__tablename__}_deadlines", {column: value}, fits
     for check, values, stored_ in QUEUE_LIMITS:
         yield Queue, f"ck_queue_meta_{check}", values, stored_
     for check, values, stored_ in CRON_LIMITS:
         yield CronSchedule, f"ck_cron_jobs_{check}", values, stored_
+
+
+def times() -> Iterator[tuple[type[AwaBase], str, dict[str, Any], bool]]:
+    """The same for every column of every table that holds a time."""
+    for model in NEEDED:
+        if model is CronSchedule:
+            continue
+        for column in model.__table__.columns:
+            if isinstance(column.type, DateTime) and column.name != "run_at":
+                more = {"paused_at": _NOW} if column.name == "paused_until" else {}
+                for value, fits in _MOMENTS:
+                    yield model, f"ck_{model.__tablename__}_times", more | {column.name: value}, fits
 
 
 CHECKS = {check: model for model, check, _, _ in edges()}

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, text
 
 import awa_sqla.alembic
 from awa_sqla import ConfigurationError, SchemaVersionError
-from awa_sqla.schema import LATEST, create_all, installed_version
+from awa_sqla.schema import LATEST, create_all, installed_version, migrate
 from awa_sqla.schema.operation import AwaMigrateOp
 from tests.databases import libpq_url
 from tests.schema.catalog import described, names
@@ -89,18 +89,41 @@ def test_the_offline_script_takes_the_lock_first() -> None:
     assert lock == "SELECT pg_advisory_xact_lock(hashtextextended('awa_sqla.schema:awa', 0));"
 
 
-def test_a_revision_that_starts_elsewhere_is_refused_with_the_way_out(op: Operations, connection: Connection) -> None:
+def test_a_revision_that_starts_ahead_is_refused_with_the_way_out(op: Operations, connection: Connection) -> None:
+    migrate(connection, 1)
+    with pytest.raises(SchemaVersionError, match=r"leads from 2 to 3.*alembic stamp") as caught:
+        op.awa_migrate(from_=2, to=3)
+    assert (caught.value.found, caught.value.expected) == (1, 2)
+    assert installed_version(connection) == 1
+
+
+def test_a_downgrade_of_what_is_above_it_is_refused(op: Operations, connection: Connection) -> None:
+    migrate(connection, 3)
+    with pytest.raises(SchemaVersionError, match="leads from 2 to 1") as caught:
+        op.awa_migrate(from_=2, to=1)
+    assert (caught.value.found, caught.value.expected) == (3, 2)
+    assert installed_version(connection) == 3
+
+
+@pytest.mark.parametrize(
+    ("found", "from_", "to", "then"),
+    [(3, 0, 1, 3), (3, 0, 3, 3), (2, 0, 3, 3), (0, 3, 0, 0), (1, 3, 2, 1), (2, 3, 0, 0)],
+)
+def test_a_revision_does_what_is_left_of_it(
+    op: Operations, connection: Connection, found: int, from_: int, to: int, then: int
+) -> None:
+    migrate(connection, found)
+    op.awa_migrate(from_=from_, to=to)
+    assert installed_version(connection) == then
+
+
+def test_a_schema_of_a_newer_package_is_refused(op: Operations, connection: Connection) -> None:
     create_all(connection)
-    with pytest.raises(SchemaVersionError, match=r"leads from 0 to 1.*alembic stamp") as caught:
-        op.awa_migrate(from_=0, to=1)
-    assert (caught.value.found, caught.value.expected) == (LATEST, 0)
-    assert installed_version(connection) == LATEST
-
-
-def test_a_downgrade_of_what_is_not_there_is_refused(op: Operations) -> None:
-    with pytest.raises(SchemaVersionError, match="alembic stamp") as caught:
-        op.awa_migrate(from_=LATEST, to=0)
-    assert (caught.value.found, caught.value.expected) == (0, LATEST)
+    connection.execute(text("INSERT INTO awa.schema_version (version) VALUES (:new)"), {"new": LATEST + 1})
+    for from_, to in ((0, LATEST), (LATEST, 0), (1, 2)):
+        with pytest.raises(SchemaVersionError, match="upgrade awa-sqla"):
+            op.awa_migrate(from_=from_, to=to)
+    assert installed_version(connection) == LATEST + 1
 
 
 def test_an_unknown_version_is_refused(op: Operations, connection: Connection) -> None:

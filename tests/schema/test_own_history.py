@@ -86,7 +86,7 @@ def test_replicas_that_upgrade_at_once_all_succeed(alembic: Alembic, connection:
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(alembic, "upgrade", "head") for _ in range(8)]:
             done.result()
-    assert connection.scalars(text("SELECT version_num FROM alembic_version")).all() == ["0008"]
+    assert connection.scalars(text("SELECT version_num FROM alembic_version")).all() == ["0009"]
     assert connection.scalars(text("SELECT version FROM awa.schema_version")).all() == list(range(1, LATEST + 1))
 
 

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from awa_sqla.schema.steps import s0001, s0002, s0003, s0004, s0005, s0006, s0007
+from awa_sqla.schema.steps.step import MODES, Index, Step, Validation
 
-from awa_sqla.schema.steps import s0001, s0002, s0003, s0004, s0005, s0006
+__all__ = ["MODES", "STEPS", "Index", "Step", "Validation"]
 
-
-class Step(NamedTuple):
-    """The statements of one step, in order. Placeholders are filled in by `awa_sqla.schema`."""
-
-    up: tuple[str, ...]
-    down: tuple[str, ...]
-
-
-STEPS: tuple[Step, ...] = tuple(Step(step.UP, step.DOWN) for step in (s0001, s0002, s0003, s0004, s0005, s0006))
+STEPS: tuple[Step, ...] = tuple(step.STEP for step in (s0001, s0002, s0003, s0004, s0005, s0006, s0007))

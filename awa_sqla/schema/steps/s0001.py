@@ -4,6 +4,8 @@ Frozen text: once released, a step never changes. `{schema}` is the quoted schem
 same as an SQL string, `{channel}` the name of its wake-up channel.
 """
 
+from awa_sqla.schema.steps.step import Step, exclusive
+
 UP = (
     # The schema itself, unless a DBA has made it.
     """\
@@ -307,4 +309,20 @@ DO $body$ BEGIN
         DROP SCHEMA {schema};
     END IF;
 END $body$""",
+)
+
+STEP = Step(
+    UP,
+    DOWN,
+    locks={},
+    down_locks=exclusive(
+        "jobs",
+        "jobs_hot",
+        "scheduled_jobs",
+        "dlq_entries",
+        "queue_meta",
+        "follow_up_specs",
+        "follow_up_obligations",
+        "runtime_instances",
+    ),
 )

@@ -3,6 +3,8 @@
 Frozen text: once released, a step never changes.
 """
 
+from awa_sqla.schema.steps.step import Index, Step, exclusive
+
 UP = (
     "ALTER TABLE {schema}.jobs_hot ADD COLUMN args_version SMALLINT DEFAULT 1 NOT NULL",
     "ALTER TABLE {schema}.scheduled_jobs ADD COLUMN args_version SMALLINT DEFAULT 1 NOT NULL",
@@ -35,9 +37,6 @@ CREATE TABLE {schema}.job_unique_claims (
     job_id BIGINT NOT NULL,
     PRIMARY KEY (unique_key)
 )""",
-    """\
-CREATE INDEX ix_scheduled_jobs_claiming ON {schema}.scheduled_jobs (run_at, id)
-WHERE unique_states & 2 <> 0 AND unique_states & CASE state WHEN 'scheduled' THEN 1 ELSE 16 END = 0""",
     """\
 CREATE FUNCTION {schema}.in_unique_state(state text, unique_states smallint) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $body$
@@ -289,4 +288,21 @@ SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, hear
     "ALTER TABLE {schema}.jobs_hot DROP COLUMN args_version",
     "ALTER TABLE {schema}.scheduled_jobs DROP COLUMN args_version",
     "ALTER TABLE {schema}.dlq_entries DROP COLUMN args_version",
+)
+
+_JOBS = ("jobs", "jobs_hot", "scheduled_jobs", "dlq_entries")
+
+STEP = Step(
+    UP,
+    DOWN,
+    locks=exclusive(*_JOBS),
+    down_locks=exclusive(*_JOBS, "job_unique_claims"),
+    after=(
+        Index(
+            "scheduled_jobs",
+            "ix_scheduled_jobs_claiming",
+            "(run_at, id) WHERE unique_states & 2 <> 0"
+            " AND unique_states & CASE state WHEN 'scheduled' THEN 1 ELSE 16 END = 0",
+        ),
+    ),
 )

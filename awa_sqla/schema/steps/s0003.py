@@ -3,14 +3,20 @@
 Frozen text: once released, a step never changes.
 """
 
-UP = (
-    "CREATE UNIQUE INDEX ix_jobs_hot_callback ON {schema}.jobs_hot (callback_id) WHERE callback_id IS NOT NULL",
-    """\
-CREATE INDEX ix_jobs_hot_callback_timeout ON {schema}.jobs_hot (callback_timeout_at)
-WHERE state = 'waiting_external'""",
-)
+from awa_sqla.schema.steps.step import Index, Step, exclusive
 
 DOWN = (
     "DROP INDEX {schema}.ix_jobs_hot_callback_timeout",
     "DROP INDEX {schema}.ix_jobs_hot_callback",
+)
+
+STEP = Step(
+    (),
+    DOWN,
+    locks={},
+    down_locks=exclusive("jobs_hot"),
+    after=(
+        Index("jobs_hot", "ix_jobs_hot_callback", "(callback_id) WHERE callback_id IS NOT NULL", unique=True),
+        Index("jobs_hot", "ix_jobs_hot_callback_timeout", "(callback_timeout_at) WHERE state = 'waiting_external'"),
+    ),
 )

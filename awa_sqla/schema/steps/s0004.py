@@ -3,6 +3,8 @@
 Frozen text: once released, a step never changes.
 """
 
+from awa_sqla.schema.steps.step import Index, Step, exclusive
+
 UP = (
     """\
 ALTER TABLE {schema}.jobs_hot
@@ -38,7 +40,6 @@ SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, hear
     parent_outcome, unique_key, args, metadata, progress, result, tags, errors, callback_filter,
     callback_on_complete, callback_on_fail, callback_transform, 'dead'::text AS stored_in,
     args_version, attended_at, callback_answer FROM {schema}.dlq_entries""",
-    "CREATE INDEX ix_jobs_hot_attended ON {schema}.jobs_hot (id) WHERE attended_at IS NOT NULL",
     """\
 CREATE TABLE {schema}.callback_receipts (
     request BYTEA NOT NULL,
@@ -81,4 +82,14 @@ SELECT id, parent_id, root_id, run_lease, run_at, created_at, attempted_at, hear
     "ALTER TABLE {schema}.dlq_entries DROP COLUMN callback_answer, DROP COLUMN attended_at",
     "ALTER TABLE {schema}.scheduled_jobs DROP COLUMN callback_answer, DROP COLUMN attended_at",
     "ALTER TABLE {schema}.jobs_hot DROP COLUMN callback_answer, DROP COLUMN attended_at",
+)
+
+_JOBS = ("jobs", "jobs_hot", "scheduled_jobs", "dlq_entries")
+
+STEP = Step(
+    UP,
+    DOWN,
+    locks=exclusive(*_JOBS),
+    down_locks=exclusive(*_JOBS, "callback_receipts"),
+    after=(Index("jobs_hot", "ix_jobs_hot_attended", "(id) WHERE attended_at IS NOT NULL"),),
 )

@@ -3,6 +3,8 @@
 Frozen text: once released, a step never changes.
 """
 
+from awa_sqla.schema.steps.step import Step, exclusive
+
 UP = (
     """\
 ALTER TABLE {schema}.queue_meta
@@ -33,3 +35,7 @@ ALTER TABLE {schema}.queue_meta
     DROP COLUMN override_rate_per_second,
     DROP COLUMN override_rate_burst""",
 )
+
+_LOCKS = exclusive("queue_meta", "runtime_instances")
+
+STEP = Step(UP, DOWN, locks=_LOCKS, down_locks=_LOCKS)

@@ -3,15 +3,10 @@
 Frozen text: once released, a step never changes.
 """
 
+from awa_sqla.schema.steps.step import Index, Step, exclusive
+
 UP = (
     "ALTER TABLE {schema}.jobs_hot ADD COLUMN aged SMALLINT DEFAULT 0 NOT NULL",
-    """\
-CREATE INDEX ix_jobs_hot_finished ON {schema}.jobs_hot (state, queue, finalized_at)
-    WHERE state IN ('completed', 'failed', 'cancelled')""",
-    """\
-CREATE INDEX ix_jobs_hot_aged ON {schema}.jobs_hot (queue, priority, aged, run_at)
-    WHERE state = 'available' AND aged > 0""",
-    "CREATE INDEX ix_dlq_entries_queue ON {schema}.dlq_entries (queue, dlq_at)",
     """\
 ALTER TABLE {schema}.queue_meta
     ADD COLUMN declared_aging_seconds DOUBLE PRECISION,
@@ -101,6 +96,8 @@ CREATE TABLE {schema}.audit_log (
 )
 
 DOWN = (
+    # What waiting has raised goes back: nothing would remember it.
+    "UPDATE {schema}.jobs_hot SET priority = least(priority + aged, 4) WHERE state = 'available' AND aged > 0",
     "DROP TABLE {schema}.audit_log",
     "DROP TABLE {schema}.job_counts",
     "DROP TABLE {schema}.cron_jobs",
@@ -121,7 +118,23 @@ ALTER TABLE {schema}.queue_meta
     "DROP INDEX {schema}.ix_dlq_entries_queue",
     "DROP INDEX {schema}.ix_jobs_hot_aged",
     "DROP INDEX {schema}.ix_jobs_hot_finished",
-    # What waiting has raised goes back: nothing would remember it.
-    "UPDATE {schema}.jobs_hot SET priority = least(priority + aged, 4) WHERE state = 'available' AND aged > 0",
     "ALTER TABLE {schema}.jobs_hot DROP COLUMN aged",
+)
+
+_LOCKS = exclusive("jobs_hot", "queue_meta", "runtime_instances")
+
+STEP = Step(
+    UP,
+    DOWN,
+    locks=_LOCKS,
+    down_locks=_LOCKS | exclusive("dlq_entries", "leaders", "cron_jobs", "job_counts", "audit_log"),
+    after=(
+        Index(
+            "jobs_hot",
+            "ix_jobs_hot_finished",
+            "(state, queue, finalized_at) WHERE state IN ('completed', 'failed', 'cancelled')",
+        ),
+        Index("jobs_hot", "ix_jobs_hot_aged", "(queue, priority, aged, run_at) WHERE state = 'available' AND aged > 0"),
+        Index("dlq_entries", "ix_dlq_entries_queue", "(queue, dlq_at)"),
+    ),
 )

@@ -7,10 +7,10 @@ down_revision = "app_tables"
 
 
 def upgrade() -> None:
-    """Install version 6."""
-    op.awa_migrate(from_=0, to=6, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    """Install version 7."""
+    op.awa_migrate(from_=0, to=7, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def downgrade() -> None:
     """Take it away again."""
-    op.awa_migrate(from_=6, to=0, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    op.awa_migrate(from_=7, to=0, schema="awa_demo")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,0 +1,104 @@
+"""`awa-sqla migrate`: our tables, for apps without Alembic and for DBAs."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from awa_sqla.cli.finding import Settings
+from awa_sqla.cli.root import EXIT_PRECONDITION, Duration, after_verb, leave, statuses
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+
+@click.command()
+@after_verb
+@click.option("--to", type=int, metavar="N", help="The version to reach, up or down; default: the latest.")
+@click.option("--schema", default="awa", show_default=True)
+@click.option("--sql", is_flag=True, help="Print the SQL and run nothing.")
+@click.option(
+    "--from", "from_", default=0, show_default=True, metavar="N", help="With --sql: the version to start from."
+)
+@click.option("--check", is_flag=True, help="Exit with 0 when up to date, 4 when not; change nothing.")
+@click.option("--lock-wait", type=Duration(), default="1m", show_default=True, help="For the locks of each step.")
+@click.option("--yes", is_flag=True, help="Go to a lower version although that drops data.")
+@click.pass_obj
+def migrate(
+    settings: Settings,
+    /,
+    *,
+    to: int | None,
+    schema: str,
+    sql: bool,
+    from_: int,
+    check: bool,
+    lock_wait: timedelta,
+    yes: bool,
+) -> None:
+    """Install or change our schema while others work, for apps without Alembic.
+
+    Each step is a short transaction, which tries for its locks again and again; indexes are built CONCURRENTLY after
+    it. Of several that run at once one works, and all exit with 0. Run it again after an interruption: it goes on.
+
+    Exit status: 0; 1 others hold the tables; 2 usage; 3 no database found; 4 the schema is newer than this package, or,
+    with --check, not up to date; 6 the database cannot be reached; 130 Ctrl-C.
+    """
+    from sqlalchemy import NullPool, create_engine
+
+    from awa_sqla import schema as steps
+    from awa_sqla.worker.engines import sync_url
+
+    target = steps.LATEST if to is None else to
+    with statuses():
+        if sql:
+            _print(from_, target, schema)
+            return
+        engine = create_engine(sync_url(settings.database()), poolclass=NullPool)
+        if check:
+            sys.exit(_check(engine, schema))
+        _migrate(engine, target, schema, lock_wait, yes=yes)
+
+
+def _print(from_: int, to: int, schema: str) -> None:
+    """What `migrate` would run, for `psql`."""
+    from awa_sqla.schema.online import script
+
+    click.echo("\\set ON_ERROR_STOP on\n")
+    for statement in script(from_, to, schema):
+        click.echo(f"{statement}\n" if statement.startswith("--") else f"{statement};\n")
+
+
+def _check(engine: Engine, schema: str) -> int:
+    from awa_sqla import schema as steps
+    from awa_sqla.schema.online import unfinished
+
+    with engine.begin() as connection:
+        found = steps.installed_version(connection, schema)
+        click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
+        left = unfinished(connection, min(found, steps.LATEST), schema)
+    for work in left:
+        click.echo(f"unfinished: {work.what}")
+    return EXIT_PRECONDITION if found != steps.LATEST or left else 0
+
+
+def _migrate(engine: Engine, target: int, schema: str, lock_wait: timedelta, *, yes: bool) -> None:
+    from awa_sqla import schema as steps
+    from awa_sqla.errors import SchemaLocked
+
+    with engine.begin() as connection:
+        found = steps.installed_version(connection, schema)
+    if target < found <= steps.LATEST and not yes:
+        raise click.UsageError("a lower version drops what the higher one added, data included; say so with --yes")
+    try:
+        before, after = steps.migrate_online(
+            engine, target, schema, lock_wait=lock_wait, tell=lambda line: click.echo(f"{schema}: {line}", err=True)
+        )
+    except SchemaLocked as exc:
+        leave(str(exc), 1)
+    except KeyboardInterrupt:
+        leave("interrupted; the same command goes on from here", 130)
+    click.echo(f"schema {schema}: {'already at' if before == after else f'{before} ->'} version {after}")

@@ -1,0 +1,41 @@
+"""One migration at a time, for as long as it takes: a lock that does not stand in the way of what it guards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, Engine, text
+
+#: Between two tries, in seconds.
+_PAUSE = 0.2
+
+_TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
+
+
+@contextmanager
+def alone(engine: Engine, key: str, tell: Callable[[str], None]) -> Generator[None, None, None]:
+    """Wait until nobody else is in here with this key.
+
+    The lock is one of a transaction: it ends with the process, and a pooler keeps it with its connection. An index that
+    is built CONCURRENTLY waits for the end of every transaction that has a snapshot. So who waits for the lock asks for
+    it again and again, each time in another transaction, and the one that has it is left without a snapshot.
+    """
+    # Serializable, a transaction would keep its first snapshot.
+    with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+        if not _has(connection, key):
+            tell("waiting for another process that migrates")
+            while not _has(connection, key):
+                time.sleep(_PAUSE)
+        yield
+
+
+def _has(connection: Connection, key: str) -> bool:
+    """Whether the lock could be had; else the transaction has ended."""
+    if connection.scalar(_TRY, {"key": key}):
+        # The statement before keeps its snapshot until another takes its place; this one needs none.
+        connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
+        return True
+    connection.rollback()
+    return False

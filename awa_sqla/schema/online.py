@@ -1,0 +1,171 @@
+"""The second way through the steps: each a short transaction, and what takes long outside of any, beside the traffic.
+
+A step's version is written when its short part is. Whether its long part is finished is not written anywhere, but read
+from the catalog: an index that is missing or not valid, a check that is not validated. So an interruption at any point
+leaves nothing but work to be found by the next run. Such a part only concerns speed and old rows: the package runs
+without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+from sqlalchemy import Connection, Engine, text
+
+from awa_sqla.schema import between, change, execute, filled, known, lock_key, lock_version
+from awa_sqla.schema.alone import alone
+from awa_sqla.schema.locks import LOCK_TIMEOUT, take
+from awa_sqla.schema.objects import quoted
+from awa_sqla.schema.steps import STEPS, Index, Validation
+
+#: Seconds between two lines about work that goes on.
+_EVERY = 5.0
+
+_BUILDING = text("""
+    SELECT phase, CASE WHEN blocks_total > 0 THEN 100 * blocks_done / blocks_total END
+    FROM pg_stat_progress_create_index WHERE relid = to_regclass(:table)
+""")
+
+
+def unfinished(connection: Connection, version: int, schema: str) -> list[Index | Validation]:
+    """The long work of the steps up to a version that is still to do. Reads the catalog only."""
+    works = [work for step in STEPS[:version] for work in step.after]
+    return [work for work in works if _is_unfinished(connection, work, schema)]
+
+
+def script(from_: int, to: int, schema: str) -> Iterator[str]:
+    """The SQL of the same, with comments, for a DBA to read and to run outside a transaction. Does no I/O."""
+    known(from_, to, schema)
+    key = lock_key(schema).replace("'", "''")
+    for version in between(from_, to):
+        step = STEPS[abs(version) - 1]
+        locks: Mapping[str, str] = {} if from_ == 0 else step.locks if version > 0 else step.down_locks
+        yield f"-- {'to' if version > 0 else 'back from'} version {abs(version)}"
+        yield "BEGIN"
+        yield f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"
+        if locks:
+            yield f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}ms'"
+        yield from (f"LOCK TABLE {quoted(schema)}.{relation} IN {mode} MODE" for relation, mode in locks.items())
+        yield from change(version, schema)
+        yield "COMMIT"
+        for work in step.after if version > 0 else ():
+            yield f"-- beside the traffic: {work.what}"
+            yield from filled(work.beside_others(), schema)
+
+
+def _is_unfinished(connection: Connection, work: Index | Validation, schema: str) -> bool:
+    (condition,) = filled([work.unfinished()], schema)
+    return bool(connection.exec_driver_sql(f"SELECT {condition}".replace("%", "%%")).scalar())
+
+
+class Online:
+    """One run of `awa_sqla.schema.migrate_online`."""
+
+    def __init__(self, engine: Engine, schema: str, lock_wait: timedelta, tell: Callable[[str], None]) -> None:
+        self.engine = engine
+        self.schema = schema
+        self.lock_wait = lock_wait
+        self.tell = tell
+
+    def run(self, to: int) -> tuple[int, int]:
+        """Go to version `to`, alone."""
+        with alone(self.engine, f"awa_sqla.schema.online:{self.schema}", self.tell):
+            before = found = self._version()
+            if to >= before:
+                self._finish(found)
+            while found != to:
+                found = self._step(found, to)
+                if to > before:
+                    self._finish(found)
+            return before, found
+
+    def _version(self) -> int:
+        with self.engine.begin() as connection:
+            return lock_version(connection, self.schema)
+
+    def _step(self, seen: int, to: int) -> int:
+        """One step towards `to`, from where the schema is by now; the version then."""
+        with self.engine.begin() as connection:
+            found = lock_version(connection, self.schema)
+            if found != seen:
+                return found
+            up = to > found
+            step = STEPS[found if up else found - 1]
+            self.tell(f"{'to' if up else 'back from'} version {found + 1 if up else found}")
+            take(connection, step.locks if up else step.down_locks, self.schema, self.lock_wait)
+            execute(connection, change(found + 1 if up else -found, self.schema))
+            return found + 1 if up else found - 1
+
+    def _finish(self, version: int) -> None:
+        """Do what is still to do of the long work up to a version."""
+        with self._looking() as connection:
+            works = unfinished(connection, version, self.schema)
+        for work in works:
+            self.tell(work.what)
+            self._await_orphan(work)
+            self._watched(work)
+
+    def _await_orphan(self, work: Index | Validation) -> None:
+        """Let a build end whose process has died, or that somebody has started by hand."""
+        while isinstance(work, Index) and self._report(work):
+            time.sleep(1)
+
+    def _report(self, work: Index | Validation) -> bool:
+        """Say how far an index is; whether one is being built."""
+        with self._looking() as connection:
+            found = connection.execute(_BUILDING, {"table": f"{quoted(self.schema)}.{work.table}"}).first()
+        if found is not None:
+            share = "" if found[1] is None else f", {found[1]} %"
+            self.tell(f"{work.what}: {found[0]}{share}")
+        return found is not None
+
+    def _watched(self, work: Index | Validation) -> None:
+        """Do the work in a thread; report every few seconds, and have the server cancel it when we are interrupted."""
+        raised: list[BaseException] = []
+
+        def do(connection: Connection) -> None:
+            try:
+                if _is_unfinished(connection, work, self.schema):
+                    execute(connection, filled(work.beside_others(), self.schema))
+            except BaseException as exc:  # noqa: BLE001 - raised again by who waits
+                raised.append(exc)
+
+        with self._unlimited() as connection:
+            pid = connection.scalar(text("SELECT pg_backend_pid()"))
+            thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
+            thread.start()
+            try:
+                thread.join(_EVERY)
+                while thread.is_alive():
+                    self._report(work)
+                    thread.join(_EVERY)
+            except BaseException:
+                with self._looking() as other:
+                    other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+                thread.join()
+                raise
+        if raised:
+            raise raised[0]
+
+    @contextmanager
+    def _looking(self) -> Generator[Connection, None, None]:
+        """A connection whose statements are transactions of their own: an index that is built waits for none."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            yield connection
+
+    @contextmanager
+    def _unlimited(self) -> Generator[Connection, None, None]:
+        """The same without the limits that a role may have on statements; its settings do not return to a pool.
+
+        A server that has lost its client stops building.
+        """
+        settings = {"statement_timeout": "0", "lock_timeout": "0", "client_connection_check_interval": "2s"}
+        with self._looking() as connection:
+            connection.detach()
+            for name, value in settings.items():
+                connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
+            yield connection
