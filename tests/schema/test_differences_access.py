@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from awa_sqla import ConfigurationError, SchemaVersionError
@@ -80,11 +81,39 @@ def test_a_read_only_transaction_is_refused(installed: Engine) -> None:
             differences(connection)
 
 
-def test_another_error_of_the_database_is_not_renamed(installed: Engine) -> None:
-    with installed.connect() as connection:
-        connection.exec_driver_sql("SET LOCAL statement_timeout = 1")
-        with pytest.raises(Exception, match="statement timeout"):
-            differences(connection)
+def test_another_error_of_the_database_is_not_renamed(connection: Connection) -> None:
+    create_all(connection)
+    connection.exec_driver_sql(
+        """CREATE FUNCTION no_sequences() RETURNS event_trigger LANGUAGE plpgsql
+        AS $$ BEGIN RAISE 'not on this server'; END $$;
+        CREATE EVENT TRIGGER none ON ddl_command_start WHEN TAG IN ('CREATE SEQUENCE')
+        EXECUTE FUNCTION no_sequences()"""
+    )
+    with pytest.raises(DBAPIError, match="not on this server"):
+        differences(connection)
+
+
+@pytest.mark.parametrize(
+    ("sql", "drawn", "used"),
+    [
+        ("DROP SEQUENCE awa.jobs_id_seq CASCADE", "nextval('awa.jobs_id_seq')", 900),
+        ("DROP SEQUENCE awa.run_lease_seq", "nextval('awa.run_lease_seq')", 800),
+        (
+            "ALTER TABLE awa.audit_log ALTER id DROP IDENTITY",
+            "nextval(pg_get_serial_sequence('awa.audit_log', 'id'))",
+            700,
+        ),
+    ],
+)
+def test_a_sequence_made_anew_gives_no_number_again(connection: Connection, sql: str, drawn: str, used: int) -> None:
+    create_all(connection)
+    connection.exec_driver_sql(
+        f"""INSERT INTO awa.dlq_entries (id, kind, original_run_lease, dlq_reason) VALUES (900, 'dead', 800, 'no');
+        INSERT INTO awa.audit_log (id, source, verb, target) OVERRIDING SYSTEM VALUE VALUES (700, 'a', 'b', 'c');
+        {sql}"""
+    )
+    mend(connection, differences(connection))
+    assert connection.scalar(text(f"SELECT {drawn}")) == used + 1
 
 
 @pytest.mark.parametrize("driver", ["psycopg2", "psycopg", "asyncpg"])
@@ -170,6 +199,7 @@ def test_the_lines_are_a_script(installed: Engine) -> None:
     assert script[0] == f"-- constraint leaders.two lines {refused}"
     index = script.index("-- column leaders.term has another default: 2 instead of 1")
     assert script[index + 1] == '    ALTER TABLE "awa".leaders ALTER COLUMN term SET DEFAULT 1;'
+    assert "     SELECT jobs_hot.id," in script
     assert script[-2:] == [
         "-- index audit_log.ix_audit_log_at is missing",
         '    CREATE INDEX CONCURRENTLY ix_audit_log_at ON "awa".audit_log USING btree (at);',
