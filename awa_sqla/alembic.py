@@ -6,10 +6,10 @@ one after an upgrade of the package changes them:
     from alembic import op
 
     def upgrade() -> None:
-        op.awa_migrate(from_=0, to=6)
+        op.awa_migrate(from_=0, to=7)
 
     def downgrade() -> None:
-        op.awa_migrate(from_=3, to=0)
+        op.awa_migrate(from_=7, to=0)
 
 Alembic finds the operation through this package's entry point; nothing needs to be imported. With
 `autogenerate_plugins=["alembic.autogenerate.*", "awa_sqla.alembic"]` in `context.configure()`,
