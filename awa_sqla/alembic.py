@@ -14,7 +14,12 @@ one after an upgrade of the package changes them:
 Alembic finds the operation through this package's entry point; nothing needs to be imported. With
 `autogenerate_plugins=["alembic.autogenerate.*", "awa_sqla.alembic"]` in `context.configure()`,
 `alembic revision --autogenerate` writes that line, and `alembic check` fails while the database is behind.
-With a schema of another name, add `awa_schema="jobs"` there, and take the filters from `filters("jobs")`.
+With a schema of another name, add `awa_schema="jobs"` there, or `awa_schema=["awa", "billing"]` for two side
+by side; `awa_schema=()` is for a database without any.
+
+Autogenerate leaves our tables alone in every `env.py`: `setup` registers a guard under a name that Alembic's
+own wildcard matches. The filters keep our tables from being read at all, and protect them where an `env.py`
+names Alembic's plugins one by one.
 
 Alembic loads this module while it is half imported itself, so nothing here imports Alembic: the operation is
 in `awa_sqla.schema.operation`.

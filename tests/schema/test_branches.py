@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from alembic.util.exc import CommandError
 from sqlalchemy import URL, Engine, NullPool, create_engine, text
 
 from awa_sqla import SchemaVersionError
@@ -82,6 +83,8 @@ def test_the_downgrade_of_one_branch_takes_our_tables_and_check_says_so(
     two.run("upgrade", "heads")
     two.run("downgrade", f"{order[0]}@-1")
     assert version(empty_engine) == 0
+    with pytest.raises(CommandError, match="not up to date"):
+        two.diffs()
     two.run("upgrade", order[0])
     assert version(empty_engine) == LATEST
     two.run("merge", "heads", rev_id="merged")
@@ -101,6 +104,11 @@ def test_branches_of_two_versions_of_the_package_meet_at_the_newer(
     two.run("merge", "heads", rev_id="merged")
     two.run("upgrade", "head")
     assert two.diffs() == []
+
+
+def test_the_sql_of_both_branches_cannot_look_and_says_everything_twice(two: Project) -> None:
+    script = two.run("upgrade", "start:heads", sql=True)
+    assert script.count('CREATE TABLE "awa".jobs_hot (') == 2
 
 
 def test_a_schema_that_was_installed_in_another_way_is_taken_over(two: Project, empty_engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, inspect, text
@@ -14,6 +15,12 @@ from tests.schema.catalog import names
 from tests.schema.projects import MODELS, NAMED, Project, executed
 
 pytestmark = pytest.mark.slow
+
+
+def beside(value: object) -> Any:
+    """A parameter that is tried beside the quick suite."""
+    return pytest.param(value, marks=pytest.mark.beside)
+
 
 LINE = f"    op.awa_migrate(from_=0, to={LATEST}"
 MIRROR = f"    op.awa_migrate(from_={LATEST}, to=0"
@@ -45,7 +52,7 @@ def there_and_back(project: Project, engine: Engine, section: str = "alembic") -
 
 
 # --------------------------------------------------------------------------------------------------- one database
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("driver", ["psycopg", beside("psycopg2")])
 def test_the_generic_layout(tmp_path: Path, empty_db_url: URL, empty_engine: Engine, driver: str) -> None:
     there_and_back(Project(tmp_path).configure(NAMED).at(empty_db_url, driver), empty_engine)
 
@@ -59,8 +66,8 @@ def test_the_async_layout(tmp_path: Path, empty_db_url: URL, empty_engine: Engin
     "options",
     [
         "transaction_per_migration=True",
-        "compare_type=True, compare_server_default=True, render_as_batch=True",
-        "include_schemas=True, compare_type=True, compare_server_default=True",
+        beside("compare_type=True, compare_server_default=True, render_as_batch=True"),
+        beside("include_schemas=True, compare_type=True, compare_server_default=True"),
     ],
 )
 def test_the_options_that_others_set(tmp_path: Path, empty_db_url: URL, empty_engine: Engine, options: str) -> None:
@@ -91,7 +98,7 @@ def test_an_app_that_never_named_the_plugin_keeps_our_tables(
     assert "op.drop_table('orders')" in written.partition("def downgrade")[2]
 
 
-@pytest.mark.parametrize("per_migration", [False, True])
+@pytest.mark.parametrize("per_migration", [False, beside(True)])
 def test_the_sql_of_an_upgrade_and_a_downgrade_does_what_they_do(
     tmp_path: Path, empty_db_url: URL, empty_engine: Engine, per_migration: bool
 ) -> None:
@@ -148,7 +155,7 @@ def include_name(name, type_, parents):
 """
 
 
-@pytest.mark.parametrize("first", ["alembic", "jobs"])
+@pytest.mark.parametrize("first", ["alembic", beside("jobs")])
 @pytest.mark.parametrize("version_table", ['version_table="alembic_version_jobs"', 'version_table_schema="awa"'])
 def test_two_histories_in_one_database(
     tmp_path: Path, empty_db_url: URL, empty_engine: Engine, version_table: str, first: str
