@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
@@ -20,10 +21,10 @@ from awa_sqla import FollowUps
 from awa_sqla.schema import create_all
 from awa_sqla.schema.grants import ROLES, grants
 from awa_sqla.session import catalogue
-from awa_sqla.sqlstates import driver_sqlstate
+from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
 
-DENIED = "42501"
 PASSWORD = "only here"
+SCHEMAS = ("awa", "Other-one")
 DRIVERS = ("psycopg", "psycopg2", "async psycopg", "async asyncpg")
 
 
@@ -102,7 +103,7 @@ class Place:
         found = self.refused = list[str]()
 
         def note(context: ExceptionContext) -> None:
-            if driver_sqlstate(context.original_exception) == DENIED:
+            if driver_sqlstate(context.original_exception) == INSUFFICIENT_PRIVILEGE:
                 found.append(str(context.original_exception).partition("\n")[0])
 
         event.listen(Engine, "handle_error", note)
@@ -185,3 +186,7 @@ def every_grant(place: Place, role: str) -> Iterator[Grant]:
         yield Grant(place, to, "USAGE", f"SEQUENCE {place.qualified(sequence)}")
     for function in found.functions:
         yield Grant(place, to, "EXECUTE", f"FUNCTION {place.qualified(function)}")
+
+
+#: For what the schema's name has no part in.
+in_one_schema = pytest.mark.parametrize("_built", SCHEMAS[:1], indirect=True)
