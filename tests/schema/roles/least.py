@@ -7,6 +7,7 @@ on functions, and every role has an empty search_path.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,12 +25,14 @@ from awa_sqla.session import catalogue
 from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
 
 PASSWORD = "only here"
+#: Roles are the server's, which other processes of a run may share.
+PREFIX = f"least{os.environ.get('PYTEST_XDIST_WORKER', '')}_"
 SCHEMAS = ("awa", "Other-one")
 DRIVERS = ("psycopg", "psycopg2", "async psycopg", "async asyncpg")
 
 
 class Place:
-    """Our tables in a schema of some name, and the roles `least_<name of the role>`."""
+    """Our tables in a schema of some name, and the roles, each under its name with `PREFIX` before it."""
 
     def __init__(self, url: URL, schema: str) -> None:
         self.url, self.schema = url, schema
@@ -52,7 +55,7 @@ class Place:
 
     def as_role(self, role: str, driver: str = "psycopg") -> URL:
         """The URL with which a role connects."""
-        url = self.url.set(username=f"least_{role}", password=PASSWORD)
+        url = self.url.set(username=PREFIX + role, password=PASSWORD)
         return url.set(drivername=f"postgresql+{driver}")
 
     def engine(self, role: str, driver: str = "psycopg") -> Engine:
@@ -122,7 +125,7 @@ class Place:
         self.admin.dispose()
 
     def _build(self) -> None:
-        roles = [f"least_{role}" for role in (*ROLES, "both", "nobody")]
+        roles = [PREFIX + role for role in (*ROLES, "both", "nobody")]
         with self.admin.begin() as connection:
             execute = connection.exec_driver_sql
             for role in self._present(connection):
@@ -133,16 +136,16 @@ class Place:
                 execute(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE PASSWORD '{PASSWORD}'")
                 execute(f"ALTER ROLE {role} SET search_path = ''")
                 execute(f'GRANT CONNECT ON DATABASE "{self.url.database}" TO {role}')
-            execute("ALTER DEFAULT PRIVILEGES FOR ROLE least_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
-            for statement in grants("owner", "least_owner", schema=self.schema):
+            execute(f"ALTER DEFAULT PRIVILEGES FOR ROLE {PREFIX}owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+            for statement in grants("owner", PREFIX + "owner", schema=self.schema):
                 execute(statement)
         with self.engine("owner").begin() as connection:
             create_all(connection, self.schema)
             for role in ROLES:
                 if role != "owner":
-                    self.grant(connection, role, f"least_{role}")
+                    self.grant(connection, role, PREFIX + role)
             for role in ("worker", "maintenance"):
-                self.grant(connection, role, "least_both")
+                self.grant(connection, role, PREFIX + "both")
 
     def grant(self, connection: Connection, role: str, to: str) -> None:
         """All grants of a role."""
@@ -150,7 +153,7 @@ class Place:
             connection.exec_driver_sql(statement)
 
     def _present(self, connection: Connection) -> list[str]:
-        found = connection.exec_driver_sql(r"SELECT rolname FROM pg_roles WHERE rolname LIKE 'least\_%%'")
+        found = connection.exec_driver_sql(f"SELECT rolname FROM pg_roles WHERE starts_with(rolname, '{PREFIX}')")
         return [str(name) for (name,) in found]
 
 
@@ -175,7 +178,7 @@ class Grant:
 
 def every_grant(place: Place, role: str) -> Iterator[Grant]:
     """Each single privilege of a role, those on columns one by one."""
-    to, found = f"least_{role}", ROLES[role]
+    to, found = PREFIX + role, ROLES[role]
     yield Grant(place, to, "USAGE", f'SCHEMA "{place.schema}"')
     for relation, privileges in found.relations.items():
         for privilege in privileges:

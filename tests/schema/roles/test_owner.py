@@ -8,7 +8,7 @@ from sqlalchemy.exc import DBAPIError
 from awa_sqla.schema import LATEST, create_all, installed_version, migrate, migrate_online
 from awa_sqla.schema.grants import ROLES, grants
 from tests.schema.roles.duties import DUTIES
-from tests.schema.roles.least import Place, in_one_schema
+from tests.schema.roles.least import PREFIX, Place, in_one_schema
 
 
 def test_the_owner_goes_down_and_up_and_grants_again(place: Place) -> None:
@@ -18,8 +18,8 @@ def test_the_owner_goes_down_and_up_and_grants_again(place: Place) -> None:
         assert installed_version(connection, place.schema) == 0
         migrate(connection, LATEST, place.schema)
         for role in DUTIES:
-            place.grant(connection, role, f"least_{role}")
-            place.grant(connection, role, f"least_{role}")
+            place.grant(connection, role, PREFIX + role)
+            place.grant(connection, role, PREFIX + role)
         connection.rollback()
     assert refused == []
 
@@ -27,7 +27,7 @@ def test_the_owner_goes_down_and_up_and_grants_again(place: Place) -> None:
 @in_one_schema
 def test_the_owner_installs_and_upgrades_online(place: Place) -> None:
     """In a schema that was made for it, with what runs beside the traffic; the schema stays when our tables go."""
-    place.sql(";".join(grants("owner", "least_owner", schema="online")))
+    place.sql(";".join(grants("owner", PREFIX + "owner", schema="online")))
     try:
         for version in (3, LATEST, 0):
             with place.watched() as refused:
@@ -47,15 +47,15 @@ def test_what_somebody_else_has_installed_becomes_the_owners(place: Place) -> No
         connection.exec_driver_sql("CREATE SCHEMA inherited")
         create_all(connection, "inherited")
         for _ in range(2):
-            for statement in grants("owner", "least_owner", schema="inherited"):
+            for statement in grants("owner", PREFIX + "owner", schema="inherited"):
                 connection.exec_driver_sql(statement)
         others = connection.exec_driver_sql(
             "SELECT relname FROM pg_class WHERE relnamespace = 'inherited'::regnamespace "
-            "AND relowner <> 'least_owner'::regrole UNION ALL SELECT proname FROM pg_proc "
-            "WHERE pronamespace = 'inherited'::regnamespace AND proowner <> 'least_owner'::regrole"
+            f"AND relowner <> '{PREFIX}owner'::regrole UNION ALL SELECT proname FROM pg_proc "
+            f"WHERE pronamespace = 'inherited'::regnamespace AND proowner <> '{PREFIX}owner'::regrole"
         ).all()
         assert others == []
-        connection.exec_driver_sql("SET LOCAL ROLE least_owner")
+        connection.exec_driver_sql(f"SET LOCAL ROLE {PREFIX}owner")
         assert migrate(connection, 0, "inherited") == (LATEST, 0)
         connection.rollback()
 
@@ -64,9 +64,9 @@ def test_what_somebody_else_has_installed_becomes_the_owners(place: Place) -> No
 def test_in_the_schema_public_the_owner_may_install_and_owns_nothing_else(place: Place) -> None:
     with place.admin.connect() as connection:
         connection.exec_driver_sql("CREATE TABLE public.yours ()")
-        for statement in grants("owner", "least_owner", schema="public"):
+        for statement in grants("owner", PREFIX + "owner", schema="public"):
             connection.exec_driver_sql(statement)
-        connection.exec_driver_sql("SET LOCAL ROLE least_owner")
+        connection.exec_driver_sql(f"SET LOCAL ROLE {PREFIX}owner")
         create_all(connection, "public")
         with pytest.raises(DBAPIError, match="must be owner of table yours"):
             connection.exec_driver_sql("DROP TABLE public.yours")

@@ -17,12 +17,12 @@ from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
 from tests.schema.roles.duties import DUTIES, EACH
 from tests.schema.roles.duties.given import Duty, Plain, given, owed
 from tests.schema.roles.duties.processes import runs
-from tests.schema.roles.least import DRIVERS, SCHEMAS, Place, every_grant, in_one_schema
+from tests.schema.roles.least import DRIVERS, PREFIX, SCHEMAS, Place, every_grant, in_one_schema
 
 TABLES = sorted(table.name for table in metadata.tables.values())
 
 #: Roles whose privileges are soon gone through; the others take up to a minute.
-AT_ONCE = ("producer", "viewer")
+AT_ONCE = ("viewer",)
 
 
 def _named(value: Any) -> str:
@@ -90,7 +90,7 @@ def _privileges(place: Place, role: str) -> set[str]:
         "WHERE grantee = (:role)::regrole UNION "
         "SELECT privilege_type || ' ON SCHEMA ' || quote_ident(nspname) FROM pg_namespace, aclexplode(nspacl) "
         "WHERE grantee = (:role)::regrole",
-        role=f"least_{role}",
+        role=PREFIX + role,
     )
     return {str(name) for (name,) in found}
 
