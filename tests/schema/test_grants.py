@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -96,7 +97,8 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(cli, ["grants", *arguments], env={"AWA_DATABASE_URL": "postgresql://nowhere.invalid/x"})
 
 
-NAME = "o'brien -- \"x"
+#: Roles are the server's, which other processes of a run may share.
+NAME = "o'brien -- \"x" + os.environ.get("PYTEST_XDIST_WORKER", "")
 QUOTED = '"' + NAME.replace('"', '""') + '"'
 
 

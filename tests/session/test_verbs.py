@@ -497,10 +497,9 @@ def test_a_traceback_holds_no_locals(session: Session, database: Database) -> No
 
 @pytest.mark.case(54)
 def test_a_database_error_is_stored_without_its_parameters(session: Session, database: Database) -> None:
+    parameters = {"secret": "S3CRET"}  # not in the statement, whose source a traceback shows
     with pytest.raises(IntegrityError) as caught, session.begin_nested():
-        session.execute(
-            text("INSERT INTO app_order (id, note) VALUES (1, :secret), (1, :secret)"), {"secret": "S3CRET"}
-        )
+        session.execute(text("INSERT INTO app_order (id, note) VALUES (1, :secret), (1, :secret)"), parameters)
     stored = str(entry_of(session, database, caught.value))
     assert "duplicate key" in stored
     assert "INSERT INTO app_order" in stored

@@ -134,6 +134,23 @@ def test_a_schema_that_is_behind_is_refused_at_the_start(empty_db_url, stage):
         stage.play(lambda: True, url=empty_db_url)
 
 
+def test_a_newer_schema_is_served(fresh_db_url, stage):
+    """Migrations come before the code: the workers that run meanwhile go on, and may be started anew."""
+    engine = create_engine(fresh_db_url)
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO awa.schema_version (version) VALUES (99)"))
+    stage.app.task(Work)(nothing)
+    stage.sessions.configure(bind=engine)
+    stage.enqueue(Work())
+
+    def done() -> bool:
+        with engine.connect() as connection:
+            return connection.scalar(text("SELECT state FROM awa.jobs_hot")) == "completed"
+
+    stage.play(done, url=engine)
+    engine.dispose()
+
+
 def test_a_newer_schema_is_refused_by_a_migration_and_changes_nothing(fresh_db_url):
     engine = create_engine(fresh_db_url)
     with engine.begin() as connection:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,42 +13,16 @@ from sqlalchemy.exc import DBAPIError
 from awa_sqla import claim, complete
 from awa_sqla.cli import cli
 from awa_sqla.models import metadata
-from awa_sqla.schema import LATEST, create_all, installed_version, migrate, migrate_online
-from awa_sqla.schema.grants import ROLES, grants
-from awa_sqla.sqlstates import sqlstate
-from tests.databases import DBNAME, Server
-from tests.schema.duties import DUTIES, EACH
-from tests.schema.duties.given import Duty, Plain, given, owed
-from tests.schema.duties.processes import runs
-from tests.schema.least import DENIED, DRIVERS, Place, every_grant
+from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, sqlstate
+from tests.schema.roles.duties import DUTIES, EACH
+from tests.schema.roles.duties.given import Duty, Plain, given, owed
+from tests.schema.roles.duties.processes import runs
+from tests.schema.roles.least import DRIVERS, PREFIX, SCHEMAS, Place, every_grant, in_one_schema
 
-SCHEMAS = ("awa", "Other-one")
 TABLES = sorted(table.name for table in metadata.tables.values())
 
-#: For what the schema's name has no part in.
-in_one_schema = pytest.mark.parametrize("_built", SCHEMAS[:1], indirect=True)
-
-
 #: Roles whose privileges are soon gone through; the others take up to a minute.
-AT_ONCE = ("producer", "viewer")
-
-
-@pytest.fixture(scope="module", params=SCHEMAS)
-def _built(postgres_server: Server, request: pytest.FixtureRequest) -> Iterator[Place]:
-    dbname = f"{DBNAME}{os.environ.get('PYTEST_XDIST_WORKER', '')}_least"
-    janitor = postgres_server.janitor(dbname, template_dbname="template0")
-    janitor.drop()
-    with janitor:
-        place = Place(postgres_server.url(dbname), request.param)
-        yield place
-        place.close()
-
-
-@pytest.fixture
-def place(_built: Place, an_old_server: None) -> Place:
-    """The database with its roles, and no rows."""
-    _built.wipe()
-    return _built
+AT_ONCE = ("viewer",)
 
 
 def _named(value: Any) -> str:
@@ -118,7 +90,7 @@ def _privileges(place: Place, role: str) -> set[str]:
         "WHERE grantee = (:role)::regrole UNION "
         "SELECT privilege_type || ' ON SCHEMA ' || quote_ident(nspname) FROM pg_namespace, aclexplode(nspacl) "
         "WHERE grantee = (:role)::regrole",
-        role=f"least_{role}",
+        role=PREFIX + role,
     )
     return {str(name) for (name,) in found}
 
@@ -143,7 +115,7 @@ def _refused(place: Place, role: str, *statements: str) -> list[str]:
             try:
                 connection.exec_driver_sql(statement.replace("{awa}", f'"{place.schema}"'))
             except DBAPIError as exc:
-                assert sqlstate(exc) == DENIED, exc
+                assert sqlstate(exc) == INSUFFICIENT_PRIVILEGE, exc
                 found.append(statement)
             connection.rollback()
     return found
@@ -272,82 +244,3 @@ def test_a_command_needs_one_role(place: Place, role: str, arguments: list[str])
     assert (shown.exit_code, refused) == (0, []), shown.output
     nobodys = place.as_role("nobody").render_as_string(hide_password=False)
     assert CliRunner().invoke(cli, ["-d", nobodys, *arguments]).exit_code != 0
-
-
-# ------------------------------------------------------------------------------------------------------- the owner
-def test_the_owner_goes_down_and_up_and_grants_again(place: Place) -> None:
-    """All of it as a role that owns the schema and is allowed nothing else."""
-    with place.watched() as refused, place.engine("owner").begin() as connection:
-        assert migrate(connection, 0, place.schema) == (LATEST, 0)
-        assert installed_version(connection, place.schema) == 0
-        migrate(connection, LATEST, place.schema)
-        for role in DUTIES:
-            place.grant(connection, role, f"least_{role}")
-            place.grant(connection, role, f"least_{role}")
-        connection.rollback()
-    assert refused == []
-
-
-@in_one_schema
-def test_the_owner_installs_and_upgrades_online(place: Place) -> None:
-    """In a schema that was made for it, with what runs beside the traffic; the schema stays when our tables go."""
-    place.sql(";".join(grants("owner", "least_owner", schema="online")))
-    try:
-        for version in (3, LATEST, 0):
-            with place.watched() as refused:
-                migrate_online(place.engine("owner"), version, "online")
-            assert refused == []
-            with place.admin.connect() as connection:
-                assert installed_version(connection, "online") == version
-        assert place.sql("SELECT FROM pg_namespace WHERE nspname = 'online'") != []
-    finally:
-        place.sql("DROP SCHEMA online CASCADE")
-
-
-@in_one_schema
-def test_what_somebody_else_has_installed_becomes_the_owners(place: Place) -> None:
-    """A database that has lived with one role for everything: afterwards the owner can upgrade it."""
-    with place.admin.connect() as connection:
-        connection.exec_driver_sql("CREATE SCHEMA inherited")
-        create_all(connection, "inherited")
-        for _ in range(2):
-            for statement in grants("owner", "least_owner", schema="inherited"):
-                connection.exec_driver_sql(statement)
-        others = connection.exec_driver_sql(
-            "SELECT relname FROM pg_class WHERE relnamespace = 'inherited'::regnamespace "
-            "AND relowner <> 'least_owner'::regrole UNION ALL SELECT proname FROM pg_proc "
-            "WHERE pronamespace = 'inherited'::regnamespace AND proowner <> 'least_owner'::regrole"
-        ).all()
-        assert others == []
-        connection.exec_driver_sql("SET LOCAL ROLE least_owner")
-        assert migrate(connection, 0, "inherited") == (LATEST, 0)
-        connection.rollback()
-
-
-@in_one_schema
-def test_in_the_schema_public_the_owner_may_install_and_owns_nothing_else(place: Place) -> None:
-    with place.admin.connect() as connection:
-        connection.exec_driver_sql("CREATE TABLE public.yours ()")
-        for statement in grants("owner", "least_owner", schema="public"):
-            connection.exec_driver_sql(statement)
-        connection.exec_driver_sql("SET LOCAL ROLE least_owner")
-        create_all(connection, "public")
-        with pytest.raises(DBAPIError, match="must be owner of table yours"):
-            connection.exec_driver_sql("DROP TABLE public.yours")
-        connection.rollback()
-
-
-# --------------------------------------------------------------------------------------------------------- hygiene
-def test_a_name_of_any_kind_is_the_name_of_a_role_and_nothing_more(place: Place) -> None:
-    name = """it's "$body$; DROP TABLE jobs; --"""
-    quoted = '"' + name.replace('"', '""') + '"'
-    with place.admin.connect() as connection:
-        connection.exec_driver_sql(f"CREATE ROLE {quoted}")
-        for role in ROLES:
-            for statement in grants(role, name, schema=place.schema):
-                connection.exec_driver_sql(statement)
-        owner = connection.exec_driver_sql(
-            "SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = %s", (place.schema,)
-        )
-        assert owner.scalar() == quoted
-        connection.rollback()

@@ -6,10 +6,10 @@ the role to get through: `test_roles` takes one after the other away.
 
 from collections.abc import Callable
 
-from tests.schema.duties.apps import cancels, enqueues, enqueues_many, looks, reads, receives, resolves, resumes
-from tests.schema.duties.given import Duty
-from tests.schema.duties.processes import handles, maintains, runs, stands_by
-from tests.schema.least import DRIVERS
+from tests.schema.roles.duties.apps import cancels, enqueues, enqueues_many, looks, reads, receives, resolves, resumes
+from tests.schema.roles.duties.given import Duty
+from tests.schema.roles.duties.processes import handles, maintains, runs, stands_by
+from tests.schema.roles.least import DRIVERS
 
 DUTIES: dict[str, tuple[Duty, ...]] = {
     "producer": (enqueues, enqueues_many, cancels, reads),

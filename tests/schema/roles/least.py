@@ -7,10 +7,12 @@ on functions, and every role has an empty search_path.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
@@ -20,15 +22,17 @@ from awa_sqla import FollowUps
 from awa_sqla.schema import create_all
 from awa_sqla.schema.grants import ROLES, grants
 from awa_sqla.session import catalogue
-from awa_sqla.sqlstates import driver_sqlstate
+from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
 
-DENIED = "42501"
 PASSWORD = "only here"
+#: Roles are the server's, which other processes of a run may share.
+PREFIX = f"least{os.environ.get('PYTEST_XDIST_WORKER', '')}_"
+SCHEMAS = ("awa", "Other-one")
 DRIVERS = ("psycopg", "psycopg2", "async psycopg", "async asyncpg")
 
 
 class Place:
-    """Our tables in a schema of some name, and the roles `least_<name of the role>`."""
+    """Our tables in a schema of some name, and the roles, each under its name with `PREFIX` before it."""
 
     def __init__(self, url: URL, schema: str) -> None:
         self.url, self.schema = url, schema
@@ -51,7 +55,7 @@ class Place:
 
     def as_role(self, role: str, driver: str = "psycopg") -> URL:
         """The URL with which a role connects."""
-        url = self.url.set(username=f"least_{role}", password=PASSWORD)
+        url = self.url.set(username=PREFIX + role, password=PASSWORD)
         return url.set(drivername=f"postgresql+{driver}")
 
     def engine(self, role: str, driver: str = "psycopg") -> Engine:
@@ -102,7 +106,7 @@ class Place:
         found = self.refused = list[str]()
 
         def note(context: ExceptionContext) -> None:
-            if driver_sqlstate(context.original_exception) == DENIED:
+            if driver_sqlstate(context.original_exception) == INSUFFICIENT_PRIVILEGE:
                 found.append(str(context.original_exception).partition("\n")[0])
 
         event.listen(Engine, "handle_error", note)
@@ -121,7 +125,7 @@ class Place:
         self.admin.dispose()
 
     def _build(self) -> None:
-        roles = [f"least_{role}" for role in (*ROLES, "both", "nobody")]
+        roles = [PREFIX + role for role in (*ROLES, "both", "nobody")]
         with self.admin.begin() as connection:
             execute = connection.exec_driver_sql
             for role in self._present(connection):
@@ -132,16 +136,16 @@ class Place:
                 execute(f"CREATE ROLE {role} LOGIN NOSUPERUSER NOCREATEDB NOCREATEROLE PASSWORD '{PASSWORD}'")
                 execute(f"ALTER ROLE {role} SET search_path = ''")
                 execute(f'GRANT CONNECT ON DATABASE "{self.url.database}" TO {role}')
-            execute("ALTER DEFAULT PRIVILEGES FOR ROLE least_owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
-            for statement in grants("owner", "least_owner", schema=self.schema):
+            execute(f"ALTER DEFAULT PRIVILEGES FOR ROLE {PREFIX}owner REVOKE EXECUTE ON FUNCTIONS FROM PUBLIC")
+            for statement in grants("owner", PREFIX + "owner", schema=self.schema):
                 execute(statement)
         with self.engine("owner").begin() as connection:
             create_all(connection, self.schema)
             for role in ROLES:
                 if role != "owner":
-                    self.grant(connection, role, f"least_{role}")
+                    self.grant(connection, role, PREFIX + role)
             for role in ("worker", "maintenance"):
-                self.grant(connection, role, "least_both")
+                self.grant(connection, role, PREFIX + "both")
 
     def grant(self, connection: Connection, role: str, to: str) -> None:
         """All grants of a role."""
@@ -149,7 +153,7 @@ class Place:
             connection.exec_driver_sql(statement)
 
     def _present(self, connection: Connection) -> list[str]:
-        found = connection.exec_driver_sql(r"SELECT rolname FROM pg_roles WHERE rolname LIKE 'least\_%%'")
+        found = connection.exec_driver_sql(f"SELECT rolname FROM pg_roles WHERE starts_with(rolname, '{PREFIX}')")
         return [str(name) for (name,) in found]
 
 
@@ -174,7 +178,7 @@ class Grant:
 
 def every_grant(place: Place, role: str) -> Iterator[Grant]:
     """Each single privilege of a role, those on columns one by one."""
-    to, found = f"least_{role}", ROLES[role]
+    to, found = PREFIX + role, ROLES[role]
     yield Grant(place, to, "USAGE", f'SCHEMA "{place.schema}"')
     for relation, privileges in found.relations.items():
         for privilege in privileges:
@@ -185,3 +189,7 @@ def every_grant(place: Place, role: str) -> Iterator[Grant]:
         yield Grant(place, to, "USAGE", f"SEQUENCE {place.qualified(sequence)}")
     for function in found.functions:
         yield Grant(place, to, "EXECUTE", f"FUNCTION {place.qualified(function)}")
+
+
+#: For what the schema's name has no part in.
+in_one_schema = pytest.mark.parametrize("_built", SCHEMAS[:1], indirect=True)

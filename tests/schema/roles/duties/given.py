@@ -17,7 +17,7 @@ from awa_sqla import (
     enqueue_many,
 )
 from awa_sqla.session import catalogue
-from tests.schema.least import Place
+from tests.schema.roles.least import Place
 
 HOUR = timedelta(hours=1)
 PENDING = Unique(states=[JobState.AVAILABLE, JobState.RUNNING])

@@ -32,7 +32,7 @@ from awa_sqla import (
     set_progress,
     snooze,
 )
-from tests.schema.duties.given import (
+from tests.schema.roles.duties.given import (
     HOUR,
     PENDING,
     Buried,
@@ -45,7 +45,7 @@ from tests.schema.duties.given import (
     owed,
     until,
 )
-from tests.schema.least import Place
+from tests.schema.roles.least import Place
 
 
 def handles(place: Place, role: str, driver: str = "psycopg") -> None:

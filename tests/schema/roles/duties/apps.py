@@ -42,7 +42,7 @@ from awa_sqla import (
 from awa_sqla.models import CronSchedule, metadata
 from awa_sqla.models.base import ViewBase
 from awa_sqla.web.callbacks import router
-from tests.schema.duties.given import (
+from tests.schema.roles.duties.given import (
     HOUR,
     Buried,
     Keyed,
@@ -52,7 +52,7 @@ from tests.schema.duties.given import (
     given,
     owed,
 )
-from tests.schema.least import Place
+from tests.schema.roles.least import Place
 
 
 def enqueues(place: Place, role: str, driver: str = "psycopg") -> None:
