@@ -243,3 +243,15 @@ def test_the_filters_of_several_schemas_leave_each_alone(connection: Connection)
         options = {"include_schemas": True, "autogenerate_plugins": SINGLY}
         assert proposals(connection, MetaData(), options | {which: getattr(filters(["awa", "billing"]), which)}) == []
         assert proposals(connection, MetaData(), options | {which: getattr(filters("billing"), which)}) != []
+
+
+def test_the_filter_of_objects_leaves_out_what_is_ours_in_the_target_and_nothing_new_of_the_app(
+    connection: Connection,
+) -> None:
+    metadata = app_metadata(alike=True)
+    options = {"autogenerate_plugins": SINGLY, "include_object": filters("public").include_object}
+    found = {(kind, name) for kind, name, *_ in proposals(connection, [metadata, AwaBase.metadata], options)}
+    assert found == {("add_table", name) for name in metadata.tables} | {
+        ("add_index", "ix_customers_name"),
+        ("add_index", "ix_audit_log_verb"),
+    }
