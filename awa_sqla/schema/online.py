@@ -25,6 +25,10 @@ from awa_sqla.schema.steps import STEPS, Index, Validation
 #: Seconds between two lines about work that goes on.
 _EVERY = 5.0
 
+_UNLIMITED = {"statement_timeout": "0", "lock_timeout": "0", "client_connection_check_interval": "2s"}
+
+_SETTING = text("SELECT current_setting(:name)")
+
 _BUILDING = text("""
     SELECT phase, CASE WHEN blocks_total > 0 THEN 100 * blocks_done / blocks_total END
     FROM pg_stat_progress_create_index WHERE relid = to_regclass(:table)
@@ -145,16 +149,17 @@ class Online:
     def _in_thread(self, connection: Connection, work: Index | Validation, do: Callable[[Connection], None]) -> None:
         pid = connection.scalar(text("SELECT pg_backend_pid()"))
         thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
-        thread.start()
         try:
+            thread.start()
             thread.join(_EVERY)
             while thread.is_alive():
                 self._report(work)
                 thread.join(_EVERY)
         except BaseException:
-            with self._looking() as other:
-                other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
-            thread.join()
+            while thread.is_alive():  # again, should it have come between two statements
+                with self._looking() as other:
+                    other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+                thread.join(1)
             raise
 
     @contextmanager
@@ -165,13 +170,20 @@ class Online:
 
     @contextmanager
     def _unlimited(self) -> Generator[Connection, None, None]:
-        """The same without the limits that a role may have on statements; its settings do not return to a pool.
+        """The same without the limits that a role may have on statements, until it goes back to its pool.
 
         A server that has lost its client stops building.
         """
-        settings = {"statement_timeout": "0", "lock_timeout": "0", "client_connection_check_interval": "2s"}
         with self._looking() as connection:
-            connection.detach()
-            for name, value in settings.items():
-                connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
-            yield connection
+            before = {name: connection.scalar(_SETTING, {"name": name}) for name in _UNLIMITED}
+            _set(connection, _UNLIMITED)
+            try:
+                yield connection
+            finally:
+                if not connection.invalidated:
+                    _set(connection, before)
+
+
+def _set(connection: Connection, settings: Mapping[str, str | None]) -> None:
+    for name, value in settings.items():
+        connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})
