@@ -1,7 +1,7 @@
 """Writes `docs/reference/steps.md` from the schema's steps.
 
-    python docs/steps.py > docs/reference/steps.md
-    python docs/steps.py --check       # exit status 1 when the page is not up to date
+python docs/steps.py > docs/reference/steps.md
+python docs/steps.py --check       # exit status 1 when the page is not up to date
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def serve(settings: Settings, /, host: str, port: int, prefix: str, secret_env: 
     except OSError as exc:
         leave(f"cannot listen on {host} port {port}: {exc.strerror or exc}", 1)
     ready = _Ready(prefix.rstrip("/"), signed=secret is not None, follow_ups=app is not None)
-    with statuses():
+    with statuses("callback", lambda: database):
         serving.serve(serving.Ingress(database, app, secret, prefix), listening, ready)
 
 

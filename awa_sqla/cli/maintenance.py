@@ -51,7 +51,7 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
     app = settings.find_app()
     database = settings.database(app)
     app = app or Awa()
-    with statuses():
+    with statuses("maintenance", lambda: database):
         if not once:
             sys.exit(app.run_maintenance(database, **options))
         fares = asyncio.run(_once(app.maintenance(database, **options)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, timedelta
@@ -106,7 +106,7 @@ def worker(
     app = settings.load_app() if reloader is None else reloader.load_app()
     options |= {"queues": queues or None, "notify": not no_notify, "maintenance": not no_maintenance}
     database = settings.database(app)
-    with statuses():
+    with statuses("worker", lambda: database):
         status = run_until_stopped(lambda: app.worker(database, **options), uvloop=options["uvloop"], reloader=reloader)
     sys.exit(status)
 
@@ -155,7 +155,7 @@ def specs_list(settings: Settings, /) -> None:
 
     from awa_sqla.models import FollowUpSpec
 
-    with _session(settings) as session:
+    with _session(settings, "viewer") as session:
         for spec in session.scalars(
             select(FollowUpSpec).order_by(FollowUpSpec.kind, FollowUpSpec.outcome, FollowUpSpec.name)
         ):
@@ -174,7 +174,7 @@ def specs_forget(settings: Settings, /, name: str) -> None:
     """
     from awa_sqla.session.catalogue import forget
 
-    with _session(settings) as session:
+    with _session(settings, "owner") as session:
         gone = forget(session, name)
     if not gone:
         leave(f"no spec is named {_shown(name)!r}; see `awa-sqla specs list`", EXIT_NOTHING)
@@ -182,7 +182,7 @@ def specs_forget(settings: Settings, /, name: str) -> None:
 
 
 @contextmanager
-def _session(settings: Settings) -> Generator[Session, None, None]:
+def _session(settings: Settings, role: str) -> Generator[Session, None, None]:
     """A transaction on the database that was asked for; leaves with a status when it cannot be had."""
     from sqlalchemy import NullPool, create_engine
     from sqlalchemy.exc import DBAPIError
@@ -195,12 +195,12 @@ def _session(settings: Settings) -> Generator[Session, None, None]:
         with Session(create_engine(url, poolclass=NullPool)) as session, session.begin():
             yield session
     except DBAPIError as exc:
-        leave(f"the database cannot be reached, or refused: {exc.orig}", EXIT_UNREACHABLE)
+        _failed(exc, role, settings.database)
 
 
 @contextmanager
-def statuses() -> Generator[None, None, None]:
-    """What keeps a process of ours from running, as an exit status."""
+def statuses(role: str, database: Callable[[], str], schema: str = "awa") -> Generator[None, None, None]:
+    """What keeps a process of ours from running, as an exit status; `role` is what its database user has to be."""
     from sqlalchemy.exc import DBAPIError
 
     from awa_sqla.errors import AwaError, SchemaVersionError
@@ -212,11 +212,20 @@ def statuses() -> Generator[None, None, None]:
     except AwaError as exc:
         raise click.UsageError(str(exc)) from exc
     except (DBAPIError, OSError) as exc:
-        leave(f"the database cannot be reached: {getattr(exc, 'orig', exc)}", EXIT_UNREACHABLE)
+        _failed(exc, role, database, schema)
     except Exception as exc:
         if not hasattr(exc, "sqlstate"):
             raise
-        leave(f"the database cannot be reached: {exc}", EXIT_UNREACHABLE)  # asyncpg's own, out of a new connection
+        _failed(exc, role, database, schema)  # asyncpg's own, out of a new connection
+
+
+def _failed(error: Exception, role: str, database: Callable[[], str], schema: str = "awa") -> NoReturn:
+    """Leave with what the database, or the way to it, has said: what was not granted, or that it cannot be reached."""
+    from awa_sqla.cli.grants import refused
+
+    if (told := refused(error, role, database(), schema=schema)) is not None:
+        leave(told, EXIT_PRECONDITION)
+    leave(f"the database cannot be reached: {getattr(error, 'orig', error)}", EXIT_UNREACHABLE)
 
 
 def _shown(text: str) -> str:

@@ -53,7 +53,7 @@ def migrate(
     from awa_sqla.worker.engines import sync_url
 
     target = steps.LATEST if to is None else to
-    with statuses():
+    with statuses("viewer" if check else "owner", settings.database, schema):
         if sql:
             _print(from_, target, schema)
             return

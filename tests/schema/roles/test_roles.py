@@ -243,4 +243,28 @@ def test_a_command_needs_one_role(place: Place, role: str, arguments: list[str])
         shown = CliRunner().invoke(cli, ["-d", url, *arguments])
     assert (shown.exit_code, refused) == (0, []), shown.output
     nobodys = place.as_role("nobody").render_as_string(hide_password=False)
-    assert CliRunner().invoke(cli, ["-d", nobodys, *arguments]).exit_code != 0
+    shown = CliRunner().invoke(cli, ["-d", nobodys, *arguments])
+    assert shown.exit_code == 4
+    assert "the database refused: permission denied for schema awa" in shown.stderr
+    assert f"`awa-sqla grants --role {role} --to NAME`" in shown.stderr
+
+
+@in_one_schema
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize(
+    ("role", "arguments"),
+    [("worker", ["-A", "tests.schema.roles.duties.processes:app", "worker"]), ("maintenance", ["maintenance"])],
+    ids=lambda value: value if isinstance(value, str) else value[-1],
+)
+def test_a_process_that_lacks_a_privilege_says_which(
+    place: Place, role: str, arguments: list[str], driver: str
+) -> None:
+    url = place.as_role(role, driver).render_as_string(hide_password=False)
+    place.sql(f"REVOKE DELETE ON {{awa}}.runtime_instances FROM {PREFIX}{role}")
+    try:
+        shown = CliRunner().invoke(cli, ["-d", url, *arguments])
+    finally:
+        place.sql(f"GRANT DELETE ON {{awa}}.runtime_instances TO {PREFIX}{role}")
+    assert shown.exit_code == 4, shown.output
+    assert "permission denied for table runtime_instances. Its user lacks:\n  GRANT SELECT, " in shown.stderr
+    assert "jobs_hot" not in shown.stderr
