@@ -22,6 +22,12 @@ NAMED = [
     for number, case in enumerate(SABOTAGE)
 ]
 
+#: A third of them, each name among them; the others beside the quick suite.
+MIXED = [
+    pytest.param(*param.values, id=param.id, marks=() if number % 3 == 0 else pytest.mark.beside)
+    for number, param in enumerate(NAMED)
+]
+
 #: Where the statements that are executed one after another are others than those of one transaction.
 APART = {
     "column of an index and a check missing",
@@ -154,7 +160,7 @@ def test_a_clean_schema_of_any_name_has_no_differences(installed: Connection, sc
     assert differences(installed, schema) == []
 
 
-@pytest.mark.parametrize(("schema", "case"), NAMED)
+@pytest.mark.parametrize(("schema", "case"), MIXED)
 def test_what_differs_is_named_and_mended_in_one_transaction(installed: Connection, schema: str, case: str) -> None:
     clean = catalog.described(installed, schema)
     execute(installed, SABOTAGE[case].sql, schema)
@@ -169,7 +175,7 @@ def test_what_differs_is_named_and_mended_in_one_transaction(installed: Connecti
     assert_kept(kept, rows(installed, schema))
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.beside) for seed in range(2, 10))])
 def test_many_differences_are_mended_in_their_order(installed: Connection, seed: int) -> None:
     """As many cases at once as can be done one after another, in a random order."""
     schema = NAMES[seed % len(NAMES)]
@@ -214,6 +220,7 @@ def committed(postgres_server: Server) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize(("schema", "case"), [param for param in NAMED if param.values[1] in APART])
 def test_it_is_mended_by_one_statement_after_another(committed: Engine, schema: str, case: str) -> None:
     with committed.begin() as connection:

@@ -24,9 +24,12 @@ from tests.schema.catalog import described
 from tests.schema.guarded import PLUGINS, app_metadata, connected, proposals, stored
 
 SITUATIONS = guarded.situations()
-#: Every two values of two options together; every three of three beside the quick suite.
+#: Every two values of two options together, and every three of three; but for some of the first beside the quick suite.
 COMBINATIONS = [
-    *SITUATIONS.combinations(2),
+    *(
+        pytest.param(each, marks=() if number % 4 == 0 else pytest.mark.beside)
+        for number, each in enumerate(SITUATIONS.combinations(2))
+    ),
     *(pytest.param(each, marks=pytest.mark.beside) for each in SITUATIONS.combinations(3)),
 ]
 

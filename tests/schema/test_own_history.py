@@ -80,7 +80,7 @@ def test_the_offline_script_is_the_history(alembic: Alembic, connection: Connect
     alembic("check")
 
 
-@pytest.mark.slow
+@pytest.mark.beside
 @pytest.mark.case(39)
 def test_replicas_that_upgrade_at_once_all_succeed(alembic: Alembic, connection: Connection) -> None:
     with ThreadPoolExecutor(4) as pool:

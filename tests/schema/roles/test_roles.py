@@ -229,7 +229,6 @@ def test_a_worker_that_leads_maintenance_is_granted_both(place: Place) -> None:
     ("role", "arguments"),
     [
         ("viewer", ["specs", "list"]),
-        ("viewer", ["migrate", "--check"]),
         ("maintenance", ["maintenance", "--once"]),
         ("owner", ["migrate"]),
         ("owner", ["specs", "forget", "elsewhere"]),
@@ -247,6 +246,23 @@ def test_a_command_needs_one_role(place: Place, role: str, arguments: list[str])
     assert shown.exit_code == 4
     assert "the database refused: permission denied for schema awa" in shown.stderr
     assert f"`awa-sqla grants --role {role} --to NAME`" in shown.stderr
+
+
+@in_one_schema
+def test_a_comparison_needs_the_viewer_and_temporary_tables(place: Place) -> None:
+    """Everybody may make those, unless it was revoked, as it was here."""
+    url = place.as_role("viewer").render_as_string(hide_password=False)
+    shown = CliRunner().invoke(cli, ["-d", url, "migrate", "--check"])
+    assert shown.exit_code == 4
+    assert "GRANT TEMPORARY ON DATABASE" in shown.stderr
+    database = f'ON DATABASE "{place.url.database}"'
+    place.sql(f"GRANT TEMPORARY {database} TO {PREFIX}viewer")
+    try:
+        with place.watched() as refused:
+            shown = CliRunner().invoke(cli, ["-d", url, "migrate", "--check"])
+    finally:
+        place.sql(f"REVOKE TEMPORARY {database} FROM {PREFIX}viewer")
+    assert (shown.exit_code, refused) == (0, []), shown.output
 
 
 @in_one_schema
