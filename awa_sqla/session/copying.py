@@ -16,7 +16,9 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, OperationalErr
 from sqlalchemy.util import await_only
 
 from awa_sqla.errors import ConfigurationError
+from awa_sqla.session.hints import explain
 from awa_sqla.session.target import schema_in
+from awa_sqla.sqlstates import driver_sqlstate
 
 #: Rows that are joined for one write.
 CHUNK = 2000
@@ -96,13 +98,15 @@ def copy_rows(connection: Connection, table: str, columns: Sequence[str], lines:
 
 def _as_sqlalchemys(connection: Connection, statement: str, error: Exception) -> DBAPIError:
     """What SQLAlchemy would have raised, and made of its connection."""
-    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    state = driver_sqlstate(error)
     raw: Any = connection.connection.driver_connection
     closed = raw.is_closed() if hasattr(raw, "is_closed") else bool(raw.closed)
     cls = _ERRORS.get(state[:2], DBAPIError) if state else OperationalError
     if closed:
         connection.invalidate(error)
-    return cls(statement, None, error, connection_invalidated=closed)
+    found = cls(statement, None, error, connection_invalidated=closed)
+    explain(found, state, statement)
+    return found
 
 
 class _Source:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Mapper, ORMExecuteState, Session, class_mapper, objec
 from awa_sqla.errors import UnmanagedWriteError
 from awa_sqla.models.job import JOB_TABLES, DeadLetter, Job, JobRecord, ScheduledJob
 from awa_sqla.models.records import UniqueClaim
+from awa_sqla.session.hints import explain_refusals
 from awa_sqla.session.target import refuse_autocommit
 
 #: Execution option of the statements that may write job rows.
@@ -61,6 +62,7 @@ def _deny_change(mapper: Mapper[Any], connection: Connection, target: Any) -> No
 
 def _before_insert(mapper: Mapper[Any], connection: Connection, target: Any) -> None:  # noqa: ARG001
     """For rows that come without a verb, or from a `before_flush` listener after ours."""
+    explain_refusals(connection.engine)
     refuse_autocommit(connection)
 
 

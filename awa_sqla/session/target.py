@@ -14,6 +14,7 @@ from awa_sqla.errors import ConfigurationError, UnsupportedSession
 from awa_sqla.models.base import SCHEMA, AwaBase, ViewBase
 from awa_sqla.models.job import Job
 from awa_sqla.models.wakeups import SWITCH
+from awa_sqla.session.hints import explain_refusals
 
 SyncSession = Session | scoped_session[Any]
 AnyAsyncSession = AsyncSession | async_scoped_session[Any]
@@ -122,6 +123,7 @@ def require_transaction(session: Session) -> None:
             "transactions, so nothing would commit together. Keep the jobs in the database of the rows they belong to"
         )
     connection = jobs_connection(session)
+    explain_refusals(connection.engine)
     refuse_autocommit(connection)
     _refuse_foreign_savepoint(session, connection)
     if session.twophase:

@@ -18,6 +18,7 @@ from awa_sqla import (
     JobFailed,
     JobNotFound,
     Outcome,
+    SchemaLocked,
     SchemaVersionError,
     StaleJobError,
     TerminalError,
@@ -49,6 +50,7 @@ SAMPLES: list[tuple[Exception, str]] = [
     (InvalidState(7, "running", "retry"), "job 7 is running: retry does not apply"),
     (SchemaVersionError(0, 1), "run your migrations"),
     (SchemaVersionError(9, 1), "upgrade awa-sqla"),
+    (SchemaLocked("awa", 60, ("process 7 (report, idle in transaction, for 00:01:00)",)), "try again"),
     (ConfigurationError("two binds"), "two binds"),
     (TerminalError("card gone"), "card gone"),
 ]
