@@ -8,7 +8,8 @@ transaction keeps two of them apart. `migrate_online` is for tables with much in
 a short transaction of its own, and what takes long, such as an index, follows outside of any.
 
 `steps` holds the steps, `locks` how they get what they lock, `online` the second way, `alone` what keeps two of that
-way apart, `objects` what the models cannot say, `operation` the same for Alembic.
+way apart, `objects` what the models cannot say; `drift` finds what is no longer as the steps made it, `grants` says who
+needs what. For Alembic there are `operation`, `mending` (the same for drift), `autogenerate` and `ownership`.
 """
 
 from __future__ import annotations

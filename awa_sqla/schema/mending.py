@@ -15,7 +15,7 @@ from alembic.operations import MigrateOperation, Operations
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.schema import as_ddl
 from awa_sqla.schema.drift import Difference, differences
-from awa_sqla.schema.mends import can_be_indented
+from awa_sqla.schema.drift.mends import can_be_indented
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext

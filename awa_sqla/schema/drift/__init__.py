@@ -23,12 +23,12 @@ from sqlalchemy import Connection, text
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.schema import LATEST, as_ddl, installed_version
-from awa_sqla.schema.catalog import Catalog
-from awa_sqla.schema.comparing import Comparison
-from awa_sqla.schema.expected import expected_catalog
-from awa_sqla.schema.mends import can_be_indented
+from awa_sqla.schema.drift.catalog import Catalog
+from awa_sqla.schema.drift.comparing import Comparison
+from awa_sqla.schema.drift.expected import expected_catalog
+from awa_sqla.schema.drift.mends import can_be_indented
+from awa_sqla.schema.drift.reading import read
 from awa_sqla.schema.objects import quoted
-from awa_sqla.schema.reading import read
 
 #: Tables without the ledger: who has all of them has our schema.
 _TELLING = {"jobs_hot", "scheduled_jobs", "queue_meta"}

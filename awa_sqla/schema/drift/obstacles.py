@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from awa_sqla.schema import mends
-from awa_sqla.schema.catalog import Catalog, Column, Constraint, Index, key
-from awa_sqla.schema.mends import Mends, plain
+from awa_sqla.schema.drift import mends
+from awa_sqla.schema.drift.catalog import Catalog, Column, Constraint, Index, key
+from awa_sqla.schema.drift.mends import Mends, plain
 from awa_sqla.schema.objects import quoted
 
 #: The relkind of our tables.

@@ -7,8 +7,8 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from awa_sqla.schema import catalog as sorts
-from awa_sqla.schema.catalog import Catalog, key
+from awa_sqla.schema.drift import catalog as sorts
+from awa_sqla.schema.drift.catalog import Catalog, key
 
 _GRANTS = """coalesce((
     SELECT jsonb_agg(jsonb_build_array(

@@ -2,8 +2,8 @@
 
 Two namespaces are read in the same way: the installed schema, and the temporary one in which the steps have just been
 run. PostgreSQL writes both sets of definitions itself, so they differ only where the objects do, on every server
-version. In the temporary one each relation is called `MARK` + its name (see `awa_sqla.schema.expected`): a name in a
-definition can so be told from a column or a word that looks like it, and be turned into the plain or the qualified one.
+version. In the temporary one each relation is called `MARK` + its name (see `expected`): a name in a definition can so
+be told from a column or a word that looks like it, and be turned into the plain or the qualified one.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from awa_sqla.schema import mends
-from awa_sqla.schema.catalog import Column, Constraint, Function, Sequence, key
-from awa_sqla.schema.mends import Mends, plain
+from awa_sqla.schema.drift import mends
+from awa_sqla.schema.drift.catalog import Column, Constraint, Function, Sequence, key
+from awa_sqla.schema.drift.mends import Mends, plain
+from awa_sqla.schema.drift.obstacles import TABLE, Finding, Obstacles, Sides, harmless
 from awa_sqla.schema.objects import quoted
-from awa_sqla.schema.obstacles import TABLE, Finding, Obstacles, Sides, harmless
 
 #: A generated column that PostgreSQL cannot make an ordinary one.
 VIRTUAL = "v"

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from awa_sqla.schema.catalog import Catalog, Column, Constraint, Function, Index, Sequence, Trigger, View
+from awa_sqla.schema.drift.catalog import Catalog, Column, Constraint, Function, Index, Sequence, Trigger, View
 from awa_sqla.schema.objects import quoted
 
 

@@ -15,9 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from awa_sqla.errors import ConfigurationError
 from awa_sqla.models.wakeups import channel
 from awa_sqla.schema import as_ddl, statements
-from awa_sqla.schema.catalog import MARK, Catalog, expected
+from awa_sqla.schema.drift.catalog import MARK, Catalog, expected
+from awa_sqla.schema.drift.reading import read
 from awa_sqla.schema.objects import quoted
-from awa_sqla.schema.reading import read
 
 #: Stands for the schema while the statements are taken apart.
 _STAND_IN = "awa_stand_in"
