@@ -55,8 +55,9 @@ _GUARD = "alembic.autogenerate.awa_sqla"
 
 
 def setup(plugin: Plugin) -> None:
-    """Called by Alembic through the entry point: registers `op.awa_migrate`, its comparator and the guard."""
-    import_module("awa_sqla.schema.operation")  # imports Alembic, and registers the operation
+    """Called by Alembic through the entry point: registers our operations, their comparator and the guard."""
+    for module in ("operation", "mending"):
+        import_module(f"awa_sqla.schema.{module}")  # imports Alembic, and registers an operation
     plugin.add_autogenerate_comparator(_compare, "autogenerate", qualifier="postgresql")
     _add_guard(plugin)
     with suppress(ValueError):  # it is there, when an app sets this module up under a second name

@@ -316,7 +316,8 @@ class SchemaLocked(AwaError):
         by = "; ".join(self.holders) or "somebody who has let go meanwhile"
         return (
             f"schema {self.schema!r}: its tables could not be locked for {self.seconds:g} s, and nothing was changed. "
-            f"They are held by {by}. Let these transactions end, and try again"
+            f"They are held by {by}. Let these transactions end, or end them "
+            "with pg_terminate_backend(process), and try again"
         )
 
 

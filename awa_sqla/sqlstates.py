@@ -8,6 +8,8 @@ from sqlalchemy.exc import DBAPIError
 LOCK_NOT_AVAILABLE = "55P03"
 #: A right that the user has not been granted.
 INSUFFICIENT_PRIVILEGE = "42501"
+#: No such schema, table, column or function.
+MISSING = ("3F000", "42P01", "42703", "42883")
 #: A write on a server, or in a transaction, that only reads.
 READ_ONLY = "25006"
 

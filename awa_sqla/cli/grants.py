@@ -26,6 +26,8 @@ def grants(role: str, to: str, schema: str) -> None:
     except ConfigurationError as exc:
         raise click.UsageError(str(exc)) from exc
     click.echo(f"-- {role}, for version {LATEST} of the schema. {ROLES[role].may}")
+    if role == "owner":
+        click.echo("SET client_min_messages = warning;  -- what is not there yet is no news")
     for statement in found:
         click.echo(f"{statement};")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from awa_sqla.cli.finding import Settings
-from awa_sqla.cli.root import EXIT_PRECONDITION, Duration, after_verb, leave, statuses
+from awa_sqla.cli.root import EXIT_PRECONDITION, Duration, after_verb, in_schema, leave, statuses
 
 if TYPE_CHECKING:
     from awa_sqla.worker.maintainer import Maintenance
@@ -34,9 +34,10 @@ class Names(click.ParamType[tuple[str, ...]]):
 )
 @click.option("--heartbeat", type=Duration(), default="30s", show_default=True)
 @click.option("--stale-after", type=Duration(), default="90s", show_default=True, help="When a silent worker is dead.")
+@click.option("--schema", default="awa", show_default=True, help="Where our tables are.")
 @click.option("--health", metavar="[HOST]:PORT", help="Serve /healthz and /readyz there.")
 @click.pass_obj
-def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
+def maintenance(settings: Settings, /, *, once: bool, schema: str, **options: Any) -> None:
     """Promote, rescue, dispatch what is owed, age, prune, count and fire schedules, without running jobs.
 
     Of all workers and maintenance processes one leads; the others stand by. Needs only a database; with an app, its
@@ -51,10 +52,11 @@ def maintenance(settings: Settings, /, *, once: bool, **options: Any) -> None:
     app = settings.find_app()
     database = settings.database(app)
     app = app or Awa()
-    with statuses("maintenance", lambda: database):
+    with statuses("maintenance", lambda: database, schema):
+        given = in_schema(database, schema)
         if not once:
-            sys.exit(app.run_maintenance(database, **options))
-        fares = asyncio.run(_once(app.maintenance(database, **options)))
+            sys.exit(app.run_maintenance(given, **options))
+        fares = asyncio.run(_once(app.maintenance(given, **options)))
     if fares is None:
         leave("another process leads maintenance; nothing was done", EXIT_PRECONDITION)
     for name, fare in fares.items():

@@ -23,6 +23,9 @@ EXIT_PRECONDITION = 4
 EXIT_NOTHING = 5
 EXIT_UNREACHABLE = 6
 
+#: The SQLSTATE classes of what lies before a database: connection, authorization, its name, resources, shutdown.
+_UNREACHABLE = ("08", "28", "3D", "53", "57", "58")
+
 
 class Duration(click.ParamType[timedelta]):
     """`30s`, `500ms`, `5m`, `2h`, `7d`."""
@@ -38,6 +41,28 @@ class Duration(click.ParamType[timedelta]):
         if found is None:
             self.fail(f"{value!r} is no duration; write for instance 30s, 500ms, 5m, 2h or 7d", param, ctx)
         return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
+
+
+def in_schema(url: str, schema: str) -> Any:
+    """The database as a process of ours takes it: its URL, or an engine where our tables are in another schema."""
+    if schema == "awa":
+        return url
+    from sqlalchemy import create_engine, make_url
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from awa_sqla.schema import checked_schema
+    from awa_sqla.worker.engines import sync_url
+
+    checked_schema(schema)
+    # Handlers with a session take their connections from it, as many as there are slots.
+    options: Any = {
+        "pool_pre_ping": True,
+        "max_overflow": -1,
+        "execution_options": {"schema_translate_map": {"awa": schema}},
+    }
+    if make_url(url).drivername == "postgresql+asyncpg":
+        return create_async_engine(url, **options)
+    return create_engine(sync_url(url), **options)
 
 
 def after_verb(command: Any) -> Any:
@@ -79,6 +104,7 @@ def cli(ctx: click.Context, app: str | None, database_url: str | None, *, verbos
 @click.option(
     "--no-maintenance", is_flag=True, help="Leave promotion, rescue, schedules, retention and the like to others."
 )
+@click.option("--schema", default="awa", show_default=True, help="Where our tables are.")
 @click.option("--health", metavar="[HOST]:PORT", help="Serve /healthz and /readyz there.")
 @click.option("--uvloop/--no-uvloop", default=None, help="Insist on uvloop, or avoid it; else used where installed.")
 @click.option("--reload", "reloads", is_flag=True, help="Start anew when a Python file has changed, and on SIGHUP.")
@@ -88,6 +114,7 @@ def worker(
     /,
     queues: tuple[str, ...],
     *,
+    schema: str,
     no_notify: bool,
     no_maintenance: bool,
     reloads: bool,
@@ -106,8 +133,9 @@ def worker(
     app = settings.load_app() if reloader is None else reloader.load_app()
     options |= {"queues": queues or None, "notify": not no_notify, "maintenance": not no_maintenance}
     database = settings.database(app)
-    with statuses("worker", lambda: database):
-        status = run_until_stopped(lambda: app.worker(database, **options), uvloop=options["uvloop"], reloader=reloader)
+    with statuses("worker", lambda: database, schema):
+        given = in_schema(database, schema)
+        status = run_until_stopped(lambda: app.worker(given, **options), uvloop=options["uvloop"], reloader=reloader)
     sys.exit(status)
 
 
@@ -222,10 +250,18 @@ def statuses(role: str, database: Callable[[], str], schema: str = "awa") -> Gen
 def _failed(error: Exception, role: str, database: Callable[[], str], schema: str = "awa") -> NoReturn:
     """Leave with what the database, or the way to it, has said: what was not granted, or that it cannot be reached."""
     from awa_sqla.cli.grants import refused
+    from awa_sqla.sqlstates import MISSING, driver_sqlstate
 
     if (told := refused(error, role, database(), schema=schema)) is not None:
         leave(told, EXIT_PRECONDITION)
-    leave(f"the database cannot be reached: {getattr(error, 'orig', error)}", EXIT_UNREACHABLE)
+    said = getattr(error, "orig", None) or error
+    code = driver_sqlstate(said)
+    if code in MISSING:
+        check = f"`awa-sqla migrate --check{'' if schema == 'awa' else f' --schema {schema}'}`"
+        leave(f"the database refused: {said}\nIts schema is not whole, or older: {check} says what is missing", 4)
+    if code is None or code.startswith(_UNREACHABLE):
+        leave(f"the database cannot be reached: {said}", EXIT_UNREACHABLE)
+    leave(f"the database refused: {said}", 1)
 
 
 def _shown(text: str) -> str:

@@ -45,7 +45,7 @@ def migrate(
     it. Of several that run at once one works, and all exit with 0. Run it again after an interruption: it goes on.
 
     Exit status: 0; 1 others hold the tables; 2 usage; 3 no database found; 4 the schema is newer than this package, or,
-    with --check, not up to date; 6 the database cannot be reached; 130 Ctrl-C.
+    with --check, not up to date; 6 the database cannot be reached; 130 or 143 a signal.
     """
     from sqlalchemy import NullPool, create_engine
 
@@ -81,7 +81,9 @@ def _check(engine: Engine, schema: str) -> int:
 
     with engine.begin() as connection:
         found = steps.installed_version(connection, schema)
-        click.echo(f"schema {schema}: version {found}, this package has {steps.LATEST}")
+        there = f"version {found}" if found else "not installed"
+        more = "" if found >= steps.LATEST else "; `awa-sqla migrate` brings it there"
+        click.echo(f"-- schema {schema}: {there}, this package has version {steps.LATEST}{more}")
         for work in unfinished(connection, min(found, steps.LATEST), schema):
             click.echo(f"-- `awa-sqla migrate` would finish: {work.what}")
         try:

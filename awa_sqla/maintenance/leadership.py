@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from awa_sqla.maintenance.leader import NAME, Standing, hold, look, release
 from awa_sqla.session.trouble import transient
+from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
 
 log = logging.getLogger("awa_sqla.maintenance")
 
@@ -103,7 +104,7 @@ class Leadership:
                 pause = self._pace
             except Exception as exc:  # noqa: BLE001 - lanes that need no lead go on
                 level = logging.WARNING if transient(exc) else logging.ERROR
-                log.log(level, "cannot find out who leads maintenance: %s", _brief(exc))
+                log.log(level, "cannot find out who leads maintenance: %s%s", _brief(exc), _advice(exc))
                 pause = min(pause * 2, LONGEST_PAUSE)
             if self._resigned:
                 break
@@ -184,3 +185,12 @@ class Leadership:
 
 def _brief(exc: BaseException) -> str:
     return str(getattr(exc, "orig", exc)).partition("\n")[0] or type(exc).__name__
+
+
+def _advice(exc: BaseException) -> str:
+    if driver_sqlstate(getattr(exc, "orig", exc)) != INSUFFICIENT_PRIVILEGE:
+        return ""
+    return (
+        ". Until it may, nothing is promoted or rescued here: grant what `awa-sqla grants --role maintenance "
+        "--to NAME` prints, or leave maintenance to others (--no-maintenance)"
+    )

@@ -26,7 +26,7 @@ from sqlalchemy import Connection, Index, Table
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.schema import LATEST, installed_version
-from awa_sqla.schema.mending import MendOp, proposals
+from awa_sqla.schema.mending import AwaMendOp, proposals
 from awa_sqla.schema.operation import AwaMigrateOp
 from awa_sqla.schema.ownership import NAMES, Installed, installed, marked, schema_names, translated
 
@@ -50,7 +50,7 @@ def compare(context: AutogenContext, upgrade_ops: UpgradeOps) -> PriorityDispatc
     """
     connection = context.connection
     if connection is not None:
-        there = [_of(op) for op in upgrade_ops.ops if isinstance(op, AwaMigrateOp | MendOp)]
+        there = [_of(op) for op in upgrade_ops.ops if isinstance(op, AwaMigrateOp | AwaMendOp)]
         due = [op for name in _schemas(context, connection) for op in _due(connection, name)]
         upgrade_ops.ops[:0] = [op for op in due if _of(op) not in there]
     return PriorityDispatchResult.CONTINUE
@@ -113,11 +113,11 @@ def _schemas(context: AutogenContext, connection: Connection) -> tuple[str, ...]
     return schema_names([schema or context.dialect.default_schema_name for schema in wanted])
 
 
-def _of(op: AwaMigrateOp | MendOp) -> tuple[object, ...]:
+def _of(op: AwaMigrateOp | AwaMendOp) -> tuple[object, ...]:
     return (op.schema, *op.to_diff_tuple())
 
 
-def _due(connection: Connection, schema: str) -> Sequence[AwaMigrateOp | MendOp]:
+def _due(connection: Connection, schema: str) -> Sequence[AwaMigrateOp | AwaMendOp]:
     found = installed_version(connection, schema)
     if found > LATEST:
         raise SchemaVersionError(found, LATEST, schema)
@@ -125,7 +125,7 @@ def _due(connection: Connection, schema: str) -> Sequence[AwaMigrateOp | MendOp]
     return mends or ([] if found == LATEST else [AwaMigrateOp(found, LATEST, schema)])
 
 
-def _mends(connection: Connection, schema: str) -> list[MendOp]:
+def _mends(connection: Connection, schema: str) -> list[AwaMendOp]:
     try:
         return proposals(connection, schema)
     except ConfigurationError as exc:

@@ -93,17 +93,18 @@ def holders(connection: Connection, locks: Mapping[str, str], schema: str) -> tu
     """Who else has locks on these relations now, the oldest first: a line for each of at most five."""
     found = connection.execute(
         text("""
-            SELECT pid, coalesce(nullif(application_name, ''), 'unnamed') AS name, state,
-                to_char(clock_timestamp() - min(xact_start), 'HH24:MI:SS') AS age
+            SELECT concat_ws(', ', 'process ' || pid || ' of ' || coalesce(usename, 'nobody'),
+                nullif(application_name, ''), state,
+                'for ' || to_char(clock_timestamp() - min(xact_start), 'HH24:MI:SS'))
             FROM pg_locks JOIN pg_stat_activity USING (pid)
             WHERE granted AND pid <> pg_backend_pid() AND pg_locks.relation = ANY (
                 SELECT to_regclass(name) FROM unnest(CAST(:names AS text[])) AS name
             )
-            GROUP BY pid, application_name, state ORDER BY min(xact_start) LIMIT 5
+            GROUP BY pid, usename, application_name, state ORDER BY min(xact_start) LIMIT 5
         """),
         {"names": [f"{quoted(schema)}.{relation}" for relation in locks]},
     )
-    return tuple(f"process {row.pid} ({row.name}, {row.state or 'state unknown'}, for {row.age})" for row in found)
+    return tuple(found.scalars())
 
 
 def _set_timeout(connection: Connection, milliseconds: int) -> None:

@@ -130,6 +130,8 @@ class Online:
     def _watched(self, work: Index | Validation) -> None:
         """Do the work in a thread; report every few seconds, and have the server cancel it when we are interrupted."""
         raised: list[BaseException] = []
+        # Not the thread is waited for: a join() that is interrupted takes one that runs for one that has ended.
+        ended = threading.Event()
 
         def do(connection: Connection) -> None:
             try:
@@ -137,30 +139,30 @@ class Online:
                     execute(connection, filled(work.beside_others(), self.schema))
             except BaseException as exc:  # noqa: BLE001 - raised again by who waits
                 raised.append(exc)
+            finally:
+                ended.set()
 
         with self._unlimited() as connection:
             if self.engine.dialect.is_async:  # bound to the thread of its loop
                 do(connection)
             else:
-                self._in_thread(connection, work, do)
+                pid = connection.scalar(text("SELECT pg_backend_pid()"))
+                try:
+                    threading.Thread(target=do, args=(connection,), name="awa-sqla migrate").start()
+                    while not ended.wait(_EVERY):
+                        self._report(work)
+                except BaseException:
+                    self._cancel(pid, ended)
+                    raise
         if raised:
             raise raised[0]
 
-    def _in_thread(self, connection: Connection, work: Index | Validation, do: Callable[[Connection], None]) -> None:
-        pid = connection.scalar(text("SELECT pg_backend_pid()"))
-        thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
-        try:
-            thread.start()
-            thread.join(_EVERY)
-            while thread.is_alive():
-                self._report(work)
-                thread.join(_EVERY)
-        except BaseException:
-            while thread.is_alive():  # again, should it have come between two statements
-                with self._looking() as other:
-                    other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
-                thread.join(1)
-            raise
+    def _cancel(self, pid: int | None, ended: threading.Event) -> None:
+        """Again and again: a cancellation between two statements is one of nothing."""
+        while not ended.is_set():
+            with self._looking() as connection:
+                connection.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
+            ended.wait(1)
 
     @contextmanager
     def _looking(self) -> Generator[Connection, None, None]:

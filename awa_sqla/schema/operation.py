@@ -71,7 +71,7 @@ class AwaMigrateOp(MigrateOperation):
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """What `alembic check` reports."""
-        return ("awa_migrate", self.from_, self.to)
+        return ("awa_migrate", self.from_, self.to, *([] if self.schema == SCHEMA else [self.schema]))
 
 
 @Operations.implementation_for(AwaMigrateOp)

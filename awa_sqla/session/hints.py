@@ -13,13 +13,11 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
 
 from awa_sqla.models.base import AwaBase, ViewBase
-from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, driver_sqlstate
+from awa_sqla.sqlstates import INSUFFICIENT_PRIVILEGE, MISSING, driver_sqlstate
 
 _TABLES = "|".join(table.name for base in (AwaBase, ViewBase) for table in base.metadata.tables.values())
 #: How our statements call a table or function of ours; the schema has any name.
 _OURS = re.compile(rf'[\w"]\."?(?:{_TABLES}|claim_keys|take_keys|\w+_seq)\b')
-#: No such schema, table, column or function.
-_MISSING = ("3F000", "42P01", "42703", "42883")
 
 _OLD = (
     "The schema of awa_sqla is missing or older than this version of the package: run your migrations "
@@ -44,6 +42,6 @@ def _explain(context: ExceptionContext) -> None:
 
 def explain(error: Exception, code: str | None, statement: str | None) -> None:
     """Note on an error of a statement what to do, if it is one of ours that was refused in such a way."""
-    note = _OLD if code in _MISSING else _REFUSED if code == INSUFFICIENT_PRIVILEGE else None
+    note = _OLD if code in MISSING else _REFUSED if code == INSUFFICIENT_PRIVILEGE else None
     if note is not None and _OURS.search(statement or ""):
         error.add_note(note)

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from sqlalchemy import create_engine
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from awa_sqla.cli import cli
 from awa_sqla.cli.finding import Settings
 from awa_sqla.cli.root import Duration
 from awa_sqla.models import FollowUpSpec
-from awa_sqla.schema import LATEST, installed_version
+from awa_sqla.schema import LATEST, create_all, installed_version
 
 APP = """
 from awa_sqla import Awa, JobArgs
@@ -246,3 +246,39 @@ def test_health_that_cannot_be_served_is_a_usage_error_and_else_it_answers(here,
             process.terminate()
             process.communicate(timeout=40)
     assert process.returncode == 0
+
+
+def test_a_schema_that_is_not_whole_is_status_4_and_says_how_to_look(fresh_db_url):
+    with create_engine(fresh_db_url, poolclass=NullPool).begin() as connection:
+        connection.execute(text("DROP TABLE awa.leaders"))
+    url = fresh_db_url.render_as_string(hide_password=False)
+    result = CliRunner().invoke(cli, ["-d", url, "maintenance", "--once"])
+    assert result.exit_code == 4
+    assert 'relation "awa.leaders" does not exist' in result.stderr
+    assert "`awa-sqla migrate --check`" in result.stderr
+
+
+def test_check_prints_a_script_that_mends(fresh_db_url):
+    url = fresh_db_url.render_as_string(hide_password=False)
+    with create_engine(fresh_db_url, poolclass=NullPool).begin() as connection:
+        connection.execute(text("DROP INDEX awa.ix_jobs_hot_claim"))
+    result = CliRunner().invoke(cli, ["-d", url, "migrate", "--check"])
+    assert result.exit_code == 4
+    assert "-- index jobs_hot.ix_jobs_hot_claim is missing\n" in result.stdout
+    lines = [line for line in result.stdout.splitlines() if not line.startswith("--")]
+    engine = create_engine(fresh_db_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        for statement in "\n".join(lines).split(";\n"):
+            connection.exec_driver_sql(statement)
+    assert CliRunner().invoke(cli, ["-d", url, "migrate", "--check"]).exit_code == 0
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_maintenance_serves_another_schema(empty_db_url, driver):
+    with create_engine(empty_db_url, poolclass=NullPool).begin() as connection:
+        create_all(connection, "billing")
+    url = empty_db_url.set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False)
+    result = CliRunner().invoke(cli, ["-d", url, "maintenance", "--once", "--schema", "billing"])
+    assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(cli, ["-d", url, "maintenance", "--once"]).exit_code == 4
+    assert CliRunner().invoke(cli, ["-d", url, "maintenance", "--once", "--schema", "a b"]).exit_code == 2

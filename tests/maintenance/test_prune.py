@@ -141,8 +141,8 @@ def test_what_plain_sql_left_without_a_time_stays_and_disturbs_nothing(session: 
     finished(database, "completed", None, None, 25 * HOUR, None)
     finished(database, "failed", None, queue="only without")
     database.execute(
-        "INSERT INTO jobs_hot (kind, state, finalized_at) VALUES ('k', 'cancelled', '-infinity'), "
-        "('k', 'cancelled', 'infinity')"
+        "INSERT INTO jobs_hot (kind, state, finalized_at) VALUES ('k', 'cancelled', '1970-01-01 00:00Z'), "
+        "('k', 'cancelled', '9000-01-01 00:00Z')"
     )
     assert prune_jobs(session) == 2
     session.commit()

@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from awa_sqla import SchemaLocked, SchemaVersionError
 from awa_sqla.schema import LATEST, create_all, installed_version, locks_between, migrate, migrate_online
+from awa_sqla.schema.locks import take
 from awa_sqla.schema.online import script, unfinished
 from awa_sqla.schema.steps import STEPS, Index
 from tests.databases import libpq_url
@@ -314,6 +315,7 @@ def test_an_interrupted_build_is_found_and_done_again(
     empty_engine: Engine, empty_db_url: URL, connection: Connection, how: signal.Signals
 ) -> None:
     with building(empty_engine, empty_db_url) as (process, watcher):
+        time.sleep(1)  # now also who watches the build waits
         process.send_signal(how)
         _, said = process.communicate(timeout=20)
         if how is signal.SIGINT:
@@ -381,6 +383,41 @@ def test_one_that_is_cancelled_while_it_waits_leaves_no_lock(empty_engine: Engin
         first.rollback()
         assert advisory_locks(first) == 0
     assert migrate_online(empty_engine) == (0, LATEST)
+
+
+@pytest.mark.parametrize("online", [True, False])
+def test_what_was_left_unfinished_can_be_taken_back(empty_engine: Engine, connection: Connection, online: bool) -> None:
+    create_all(connection)
+    for work in (work for step in STEPS for work in step.after if isinstance(work, Index)):
+        connection.execute(text(f"DROP INDEX awa.{work.name}"))
+    connection.commit()
+    if online:
+        migrate_online(empty_engine, 0)
+    else:
+        migrate(connection, 0)
+    assert described(connection) == {}
+
+
+def test_who_holds_the_tables_is_named_to_who_may_not_see_it(empty_engine: Engine) -> None:
+    """An owner that is no superuser sees of others only who they are."""
+    role = f"awa_test_owner_{os.getpid()}"
+    with empty_engine.begin() as connection:
+        connection.execute(text(f"CREATE ROLE {role}"))
+        connection.execute(text(f"CREATE SCHEMA awa AUTHORIZATION {role}"))
+        connection.execute(text(f"SET LOCAL ROLE {role}"))
+        migrate(connection, LATEST - 1)
+    with empty_engine.connect() as report, empty_engine.connect() as connection:
+        report.execute(text("SELECT count(*) FROM awa.jobs_hot"))
+        connection.execute(text(f"SET LOCAL ROLE {role}"))
+        with pytest.raises(SchemaLocked) as caught:
+            take(connection, locks_between(LATEST - 1, LATEST), "awa", SOON)
+    (holder,) = caught.value.holders
+    assert holder.startswith("process ")
+    assert " of postgres" in holder
+    assert "None" not in str(caught.value)
+    with empty_engine.begin() as connection:
+        connection.execute(text(f"DROP OWNED BY {role}"))
+        connection.execute(text(f"DROP ROLE {role}"))
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
