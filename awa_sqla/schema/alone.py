@@ -11,6 +11,11 @@ from sqlalchemy import Connection, Engine, text
 #: Between two tries, in seconds.
 _PAUSE = 0.2
 
+#: What may end a statement or a transaction that takes its time; not every server knows each of them.
+LIMITS = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "transaction_timeout")
+
+_WITHOUT = text("SELECT set_config(name, '0', true) FROM pg_settings WHERE name = ANY (:names)")
+
 _TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
 
 
@@ -31,9 +36,15 @@ def alone(engine: Engine, key: str, tell: Callable[[str], None]) -> Generator[No
         yield
 
 
+def without_limits(connection: Connection) -> None:
+    """Let the transaction take its time, whatever is set for its role."""
+    connection.execute(_WITHOUT, {"names": list(LIMITS)})
+
+
 def _has(connection: Connection, key: str) -> bool:
     """Whether the lock could be had; else the transaction has ended."""
     if connection.scalar(_TRY, {"key": key}):
+        without_limits(connection)
         # The statement before keeps its snapshot until another takes its place; this one needs none.
         connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))
         return True

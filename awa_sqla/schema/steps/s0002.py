@@ -261,7 +261,7 @@ DOWN = (
     "DROP FUNCTION {schema}.holds_claim(bigint, bytea)",
     "DROP FUNCTION {schema}.in_unique_state(text, smallint)",
     "DROP TABLE {schema}.job_unique_claims",
-    "DROP INDEX {schema}.ix_scheduled_jobs_claiming",
+    "DROP INDEX IF EXISTS {schema}.ix_scheduled_jobs_claiming",
     "DROP VIEW {schema}.jobs",
     """\
 CREATE VIEW {schema}.jobs AS

@@ -6,8 +6,8 @@ Frozen text: once released, a step never changes.
 from awa_sqla.schema.steps.step import Index, Step, exclusive
 
 DOWN = (
-    "DROP INDEX {schema}.ix_jobs_hot_callback_timeout",
-    "DROP INDEX {schema}.ix_jobs_hot_callback",
+    "DROP INDEX IF EXISTS {schema}.ix_jobs_hot_callback_timeout",
+    "DROP INDEX IF EXISTS {schema}.ix_jobs_hot_callback",
 )
 
 STEP = Step(

@@ -55,7 +55,7 @@ CREATE TABLE {schema}.callback_receipts (
 
 DOWN = (
     "DROP TABLE {schema}.callback_receipts",
-    "DROP INDEX {schema}.ix_jobs_hot_attended",
+    "DROP INDEX IF EXISTS {schema}.ix_jobs_hot_attended",
     "DROP VIEW {schema}.jobs",
     """\
 CREATE VIEW {schema}.jobs AS

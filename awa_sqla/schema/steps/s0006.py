@@ -115,9 +115,9 @@ ALTER TABLE {schema}.queue_meta
     DROP COLUMN override_keep_completed_seconds,
     DROP COLUMN override_keep_failed_seconds,
     DROP COLUMN override_keep_dead_seconds""",
-    "DROP INDEX {schema}.ix_dlq_entries_queue",
-    "DROP INDEX {schema}.ix_jobs_hot_aged",
-    "DROP INDEX {schema}.ix_jobs_hot_finished",
+    "DROP INDEX IF EXISTS {schema}.ix_dlq_entries_queue",
+    "DROP INDEX IF EXISTS {schema}.ix_jobs_hot_aged",
+    "DROP INDEX IF EXISTS {schema}.ix_jobs_hot_finished",
     "ALTER TABLE {schema}.jobs_hot DROP COLUMN aged",
 )
 
