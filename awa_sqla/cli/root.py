@@ -37,7 +37,10 @@ class Duration(click.ParamType[timedelta]):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", str(value).strip())
         if found is None:
             self.fail(f"{value!r} is no duration; write for instance 30s, 500ms, 5m, 2h or 7d", param, ctx)
-        return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
+        try:
+            return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
+        except OverflowError:
+            self.fail(f"{value!r} is longer than any wait can be", param, ctx)
 
 
 def after_verb(command: Any) -> Any:
@@ -220,12 +223,17 @@ def statuses(role: str, database: Callable[[], str], schema: str = "awa") -> Gen
 
 
 def _failed(error: Exception, role: str, database: Callable[[], str], schema: str = "awa") -> NoReturn:
-    """Leave with what the database, or the way to it, has said: what was not granted, or that it cannot be reached."""
+    """Leave with what the database, or the way to it, has said: what it refused, or that it cannot be reached."""
     from awa_sqla.cli.grants import refused
+    from awa_sqla.sqlstates import UNREACHABLE, driver_sqlstate
 
     if (told := refused(error, role, database(), schema=schema)) is not None:
         leave(told, EXIT_PRECONDITION)
-    leave(f"the database cannot be reached: {getattr(error, 'orig', error)}", EXIT_UNREACHABLE)
+    said = getattr(error, "orig", None) or error
+    state = driver_sqlstate(said)
+    if state is None or state.startswith(UNREACHABLE):
+        leave(f"the database cannot be reached: {said}", EXIT_UNREACHABLE)
+    leave(f"the database refused: {said}", EXIT_PRECONDITION)
 
 
 def _shown(text: str) -> str:
