@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, text
 
 from awa_sqla import ConfigurationError, SchemaLocked
+from awa_sqla.alembic import one_at_a_time
 from awa_sqla.schema import LATEST, create_all, migrate_online
 from awa_sqla.schema.alone import alone
 from awa_sqla.schema.drift import differences
@@ -145,6 +146,20 @@ def test_a_transaction_that_migrates_is_waited_for_and_said_so(empty_engine: Eng
         other.commit()
         assert going.result(timeout=30) == (LATEST, LATEST)
     assert told == ["waiting for a transaction that migrates"]
+
+
+def test_a_lock_inside_itself_is_refused_rather_than_waited_for(empty_engine: Engine) -> None:
+    """As when a script takes it around `command.upgrade()`, and `env.py` once more."""
+    with empty_engine.connect() as outer, empty_engine.connect() as inner:
+        for _ in range(2):  # and it is free afterwards
+            with (
+                pytest.raises(ConfigurationError, match="would wait for itself"),
+                one_at_a_time(outer),
+                one_at_a_time(inner, "another"),
+                one_at_a_time(inner),
+            ):
+                pass
+        assert advisory_locks(inner) == 0
 
 
 # ------------------------------------------------------------------------------------------------------ broken runs
