@@ -172,18 +172,23 @@ class Online:
 
     def _in_thread(self, connection: Connection, work: Index | Validation, do: Callable[[Connection], None]) -> None:
         pid = connection.scalar(text("SELECT pg_backend_pid()"))
-        thread = threading.Thread(target=do, args=(connection,), name="awa-sqla migrate")
+        done = threading.Event()  # a Thread whose join() was interrupted may say that it has ended (CPython 3.11)
+
+        def run() -> None:
+            try:
+                do(connection)
+            finally:
+                done.set()
+
+        threading.Thread(target=run, name="awa-sqla migrate").start()
         try:
-            thread.start()
-            thread.join(_EVERY)
-            while thread.is_alive():
+            while not done.wait(_EVERY):
                 self._report(work)
-                thread.join(_EVERY)
         except BaseException:
-            while thread.is_alive():  # again, should it have come between two statements
+            while not done.is_set():  # again, should it have come between two statements
                 with suppress(PoolTimeout), self._looking() as other:
                     other.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
-                thread.join(1)
+                done.wait(1)
             raise
 
     @contextmanager
