@@ -96,7 +96,7 @@ def one_at_a_time(connection: Connection, key: str = "alembic") -> Generator[Non
     commits in between, as `autocommit_block()` and `op.awa_migrate(..., concurrently=True)` do. Only processes with the
     same `key` wait for each other.
 
-    Raises `ConfigurationError` when a transaction has begun: it would end after the lock.
+    Raises `ConfigurationError` when a transaction has begun: it would end after the lock; and inside itself.
     """
     if connection.in_transaction():
         raise ConfigurationError(

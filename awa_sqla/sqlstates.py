@@ -13,6 +13,10 @@ MISSING = ("3F000", "42P01", "42703", "42883")
 #: A write on a server, or in a transaction, that only reads.
 READ_ONLY = "25006"
 
+#: How the codes begin that say that there is no connection: broken off or refused, no such user or database, no room,
+#: shut down or starting.
+UNREACHABLE = ("08", "28", "3D", "53", "57P")
+
 
 def sqlstate(error: DBAPIError) -> str | None:
     """PostgreSQL's code for an error."""

@@ -23,9 +23,6 @@ EXIT_PRECONDITION = 4
 EXIT_NOTHING = 5
 EXIT_UNREACHABLE = 6
 
-#: The SQLSTATE classes of what lies before a database: connection, authorization, its name, resources, shutdown.
-_UNREACHABLE = ("08", "28", "3D", "53", "57", "58")
-
 
 class Duration(click.ParamType[timedelta]):
     """`30s`, `500ms`, `5m`, `2h`, `7d`."""
@@ -40,7 +37,10 @@ class Duration(click.ParamType[timedelta]):
         found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", str(value).strip())
         if found is None:
             self.fail(f"{value!r} is no duration; write for instance 30s, 500ms, 5m, 2h or 7d", param, ctx)
-        return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
+        try:
+            return timedelta(seconds=float(found[1]) * self._UNITS[found[2]])
+        except OverflowError:
+            self.fail(f"{value!r} is longer than any wait can be", param, ctx)
 
 
 def in_schema(url: str, schema: str) -> Any:
@@ -248,20 +248,21 @@ def statuses(role: str, database: Callable[[], str], schema: str = "awa") -> Gen
 
 
 def _failed(error: Exception, role: str, database: Callable[[], str], schema: str = "awa") -> NoReturn:
-    """Leave with what the database, or the way to it, has said: what was not granted, or that it cannot be reached."""
+    """Leave with what the database, or the way to it, has said: what it refused, or that it cannot be reached."""
     from awa_sqla.cli.grants import refused
-    from awa_sqla.sqlstates import MISSING, driver_sqlstate
+    from awa_sqla.sqlstates import MISSING, UNREACHABLE, driver_sqlstate
 
     if (told := refused(error, role, database(), schema=schema)) is not None:
         leave(told, EXIT_PRECONDITION)
     said = getattr(error, "orig", None) or error
     code = driver_sqlstate(said)
-    if code in MISSING:
-        check = f"`awa-sqla migrate --check{'' if schema == 'awa' else f' --schema {schema}'}`"
-        leave(f"the database refused: {said}\nIts schema is not whole, or older: {check} says what is missing", 4)
-    if code is None or code.startswith(_UNREACHABLE):
+    if code is None or code.startswith(UNREACHABLE):
         leave(f"the database cannot be reached: {said}", EXIT_UNREACHABLE)
-    leave(f"the database refused: {said}", 1)
+    more = ""
+    if code in MISSING:
+        check = f"awa-sqla migrate --check{'' if schema == 'awa' else f' --schema {schema}'}"
+        more = f"\nIts schema is not whole, or older: `{check}` says what is missing"
+    leave(f"the database refused: {said}{more}", EXIT_PRECONDITION)
 
 
 def _shown(text: str) -> str:

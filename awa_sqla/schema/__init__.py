@@ -89,7 +89,7 @@ def create_all(connection: Connection, schema: str = SCHEMA) -> None:
 
     Async: `await async_connection.run_sync(create_all)`. Raises `SchemaVersionError` when the database
     is newer than this package, `SchemaLocked` when others hold its tables for a minute, `ConfigurationError`
-    in AUTOCOMMIT mode.
+    in AUTOCOMMIT mode, and where isolation hides what another migration did while this one waited for it.
     """
     migrate(connection, schema=schema)
 
@@ -114,9 +114,10 @@ def migrate_online(
 ) -> tuple[int, int]:
     """Bring `schema` to version `to`, up or down, while others go on working; see `awa_sqla.schema.online`.
 
-    Commits, on two connections of `engine`. What an earlier run has left unfinished is finished first; of several
-    processes one works, and the others wait for it. `lock_wait` is how long each step waits for its locks at most;
-    `tell` is called with a line of text for each thing that begins, and while it goes on.
+    Commits, on two connections of `engine`, with a third to see how far it is and to cancel it. What an earlier run has
+    left unfinished is finished first; of several processes one works, and the others wait for it. `lock_wait` is how
+    long each step waits for its locks at most; `tell` is called with a line of text for each thing that begins, and
+    while it goes on.
 
     Returns (version before, version after). Raises `SchemaVersionError` when the database is newer than this package,
     `SchemaLocked` when others hold its tables, `ConfigurationError` for an unknown version, and the driver's errors;
@@ -131,7 +132,8 @@ def migrate_online(
 def lock_version(connection: Connection, schema: str) -> int:
     """Keep other migrations of this schema out until the transaction ends; return the version found.
 
-    Raises `SchemaVersionError` when it is newer than this package, `ConfigurationError` in AUTOCOMMIT mode.
+    Raises `SchemaVersionError` when it is newer than this package, `ConfigurationError` in AUTOCOMMIT mode, and when
+    the transaction has waited for another one that it cannot see.
     """
     checked_schema(schema)
     driver_connection = connection.connection.dbapi_connection
@@ -140,7 +142,15 @@ def lock_version(connection: Connection, schema: str) -> int:
             "the schema must be changed inside a transaction, and this connection is in AUTOCOMMIT mode: "
             "use `with engine.begin() as connection`"
         )
-    connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": lock_key(schema)})
+    key = {"key": lock_key(schema)}
+    if not connection.scalar(text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))"), key):
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
+        isolation = connection.scalar(text("SHOW transaction_isolation"))
+        if isolation in ("repeatable read", "serializable"):
+            raise ConfigurationError(
+                f"another migration has ended while this one waited for it, and a {isolation.upper()} transaction "
+                "that began before cannot see what it has done: begin a new transaction and try again"
+            )
     found = installed_version(connection, schema)
     if found > LATEST:
         raise SchemaVersionError(found, LATEST, schema)

@@ -11,23 +11,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from sqlalchemy import Connection, Engine, text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from awa_sqla.schema import between, change, execute, filled, known, lock_key, lock_version
-from awa_sqla.schema.alone import alone
-from awa_sqla.schema.locks import LOCK_TIMEOUT, take
+from awa_sqla.schema.alone import LIMITS, alone, without_limits
+from awa_sqla.schema.locks import take, timeout_of_each
 from awa_sqla.schema.objects import quoted
 from awa_sqla.schema.steps import STEPS, Index, Validation
 
 #: Seconds between two lines about work that goes on.
 _EVERY = 5.0
 
-_UNLIMITED = {"statement_timeout": "0", "lock_timeout": "0", "client_connection_check_interval": "2s"}
+_UNLIMITED = dict.fromkeys(LIMITS, "0") | {"client_connection_check_interval": "2s"}
 
-_SETTING = text("SELECT current_setting(:name)")
+_SETTINGS = text("SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (:names)")
+
+_TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
 
 _BUILDING = text("""
     SELECT phase, CASE WHEN blocks_total > 0 THEN 100 * blocks_done / blocks_total END
@@ -52,7 +55,7 @@ def script(from_: int, to: int, schema: str) -> Iterator[str]:
         yield "BEGIN"
         yield f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"
         if locks:
-            yield f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}ms'"
+            yield f"SET LOCAL lock_timeout = '{timeout_of_each(len(locks))}ms'"
         yield from (f"LOCK TABLE {quoted(schema)}.{relation} IN {mode} MODE" for relation, mode in locks.items())
         yield from change(version, schema)
         yield "COMMIT"
@@ -69,40 +72,58 @@ def _is_unfinished(connection: Connection, work: Index | Validation, schema: str
 class Online:
     """One run of `awa_sqla.schema.migrate_online`."""
 
+    #: What its connections are to `SET ROLE` to; else they are the user who has connected.
+    role: str | None = None
+
     def __init__(self, engine: Engine, schema: str, lock_wait: timedelta, tell: Callable[[str], None]) -> None:
         self.engine = engine
         self.schema = schema
         self.lock_wait = lock_wait
         self.tell = tell
 
-    def run(self, to: int) -> tuple[int, int]:
-        """Go to version `to`, alone."""
+    def run(self, to: int, ahead: int | None = None) -> tuple[int, int]:
+        """Go to version `to`, alone: up with `ahead` 1, down with -1, else the way that it is when this begins.
+
+        Where others have gone beyond `to` meanwhile, nothing of that is taken back.
+        """
         with alone(self.engine, f"awa_sqla.schema.online:{self.schema}", self.tell):
-            before = found = self._version()
-            if to >= before:
+            with self._changing() as (_, before):
+                found = before
+            ahead = ahead or (1 if to >= before else -1)
+            if ahead > 0:
                 self._finish(found)
-            while found != to:
-                found = self._step(found, to)
-                if to > before:
+            while (to - found) * ahead > 0:
+                found = self._step(found, ahead)
+                if ahead > 0:
                     self._finish(found)
             return before, found
 
-    def _version(self) -> int:
-        with self.engine.begin() as connection:
-            return lock_version(connection, self.schema)
-
-    def _step(self, seen: int, to: int) -> int:
-        """One step towards `to`, from where the schema is by now; the version then."""
-        with self.engine.begin() as connection:
-            found = lock_version(connection, self.schema)
+    def _step(self, seen: int, ahead: int) -> int:
+        """One step up or down, from where the schema is by now; the version then."""
+        with self._changing() as (connection, found):
             if found != seen:
                 return found
-            up = to > found
+            up = ahead > 0
             step = STEPS[found if up else found - 1]
             self.tell(f"{'to' if up else 'back from'} version {found + 1 if up else found}")
             take(connection, step.locks if up else step.down_locks, self.schema, self.lock_wait)
             execute(connection, change(found + 1 if up else -found, self.schema))
-            return found + 1 if up else found - 1
+            return found + ahead
+
+    @contextmanager
+    def _changing(self) -> Generator[tuple[Connection, int], None, None]:
+        """A transaction that no other migration's is beside, and the version that it finds.
+
+        A snapshot that is older than the wait for the others would not show what they have done.
+        """
+        engine = self.engine.execution_options(isolation_level="READ COMMITTED")
+        with engine.begin() as connection:
+            without_limits(connection)
+            if self.role:
+                connection.exec_driver_sql(f"SET LOCAL ROLE {quoted(self.role)}".replace("%", "%%"))
+            if not connection.scalar(_TRY, {"key": lock_key(self.schema)}):
+                self.tell("waiting for a transaction that migrates")
+            yield connection, lock_version(connection, self.schema)
 
     def _finish(self, version: int) -> None:
         """Do what is still to do of the long work up to a version."""
@@ -120,8 +141,11 @@ class Online:
 
     def _report(self, work: Index | Validation) -> bool:
         """Say how far an index is; whether one is being built."""
-        with self._looking() as connection:
-            found = connection.execute(_BUILDING, {"table": f"{quoted(self.schema)}.{work.table}"}).first()
+        try:
+            with self._looking() as connection:
+                found = connection.execute(_BUILDING, {"table": f"{quoted(self.schema)}.{work.table}"}).first()
+        except PoolTimeout:  # an engine of two connections has none to look with
+            return False
         if found is not None:
             share = "" if found[1] is None else f", {found[1]} %"
             self.tell(f"{work.what}: {found[0]}{share}")
@@ -160,7 +184,7 @@ class Online:
     def _cancel(self, pid: int | None, ended: threading.Event) -> None:
         """Again and again: a cancellation between two statements is one of nothing."""
         while not ended.is_set():
-            with self._looking() as connection:
+            with suppress(PoolTimeout), self._looking() as connection:
                 connection.execute(text("SELECT pg_cancel_backend(:pid)"), {"pid": pid})
             ended.wait(1)
 
@@ -168,7 +192,15 @@ class Online:
     def _looking(self) -> Generator[Connection, None, None]:
         """A connection whose statements are transactions of their own: an index that is built waits for none."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            yield connection
+            if self.role is None:
+                yield connection
+                return
+            connection.exec_driver_sql(f"SET ROLE {quoted(self.role)}".replace("%", "%%"))
+            try:
+                yield connection
+            finally:
+                if not connection.invalidated:
+                    connection.exec_driver_sql("RESET ROLE")
 
     @contextmanager
     def _unlimited(self) -> Generator[Connection, None, None]:
@@ -177,8 +209,9 @@ class Online:
         A server that has lost its client stops building.
         """
         with self._looking() as connection:
-            before = {name: connection.scalar(_SETTING, {"name": name}) for name in _UNLIMITED}
-            _set(connection, _UNLIMITED)
+            rows = connection.execute(_SETTINGS, {"names": list(_UNLIMITED)})
+            before: dict[str, str] = {row.name: row.current_setting for row in rows}
+            _set(connection, {name: _UNLIMITED[name] for name in before})
             try:
                 yield connection
             finally:
@@ -186,6 +219,6 @@ class Online:
                     _set(connection, before)
 
 
-def _set(connection: Connection, settings: Mapping[str, str | None]) -> None:
+def _set(connection: Connection, settings: Mapping[str, str]) -> None:
     for name, value in settings.items():
         connection.execute(text("SELECT set_config(:name, :value, false)"), {"name": name, "value": value})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from alembic.autogenerate.render import renderers
 from alembic.operations import MigrateOperation, Operations
+from sqlalchemy import text
 
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
@@ -23,14 +24,18 @@ from awa_sqla.schema import (
     known,
     lock_key,
     lock_version,
-    migrate_online,
     run,
     statements,
 )
+from awa_sqla.schema.locks import LOCK_WAIT
+from awa_sqla.schema.online import Online, unfinished
 from awa_sqla.schema.steps import STEPS
 
 if TYPE_CHECKING:
     from alembic.autogenerate.api import AutogenContext
+
+#: What somebody has SET ROLE to, if so.
+_ROLE = text("SELECT CAST(nullif(current_user, session_user) AS text)")
 
 _log = logging.getLogger("awa_sqla.schema")
 
@@ -83,19 +88,21 @@ def _run(operations: Operations, operation: AwaMigrateOp) -> None:
     connection = context.connection
     if connection is None:
         raise ConfigurationError("op.awa_migrate needs a connection or offline mode")
-    start = _start(operation, lock_version(connection, schema))
-    if start is None:
-        return None
-    if not operation.concurrently:
-        return run(connection, start, operation.to, schema)
-    with context.autocommit_block():
-        migrate_online(connection.engine, operation.to, schema, tell=_log.info)
+    found = lock_version(connection, schema)
+    ahead = 1 if operation.to >= operation.from_ else -1
+    to_do = _is_to_do(operation, found, ahead)
+    if operation.concurrently and (to_do or (ahead > 0 and unfinished(connection, found, schema))):
+        online = Online(connection.engine, schema, LOCK_WAIT, _log.info)
+        online.role = connection.scalar(_ROLE)  # the other connections have not run what `env.py` runs on this one
+        with context.autocommit_block():
+            online.run(operation.to, ahead)
+    elif to_do:
+        run(connection, found, operation.to, schema)
     return None
 
 
-def _start(operation: AwaMigrateOp, found: int) -> int | None:
-    """Where to start, with the schema at version `found`; None: it is there or beyond. Raises `SchemaVersionError`."""
-    ahead = 1 if operation.to >= operation.from_ else -1
+def _is_to_do(operation: AwaMigrateOp, found: int, ahead: int) -> bool:
+    """Whether steps are left from version `found`, up or down. Raises `SchemaVersionError`."""
     if (found - operation.from_) * ahead < 0:
         hint = (
             f"this revision leads from {operation.from_} to {operation.to}; if the schema was brought to {found} in "
@@ -104,8 +111,8 @@ def _start(operation: AwaMigrateOp, found: int) -> int | None:
         raise SchemaVersionError(found, operation.from_, operation.schema, hint)
     if (operation.to - found) * ahead <= 0:
         _log.info("schema %s: version %s is there already", operation.schema, operation.to)
-        return None
-    return found
+        return False
+    return True
 
 
 def _print(operations: Operations, operation: AwaMigrateOp) -> None:

@@ -121,6 +121,46 @@ def test_migrate_installs_checks_and_takes_away(empty_db_url):
     engine.dispose()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "6"], "--from is for --sql"),
+        (["--check", "--sql"], "--check changes nothing"),
+        (["--check", "--to", "6"], "--check changes nothing"),
+        (["--check", "--yes"], "--check changes nothing"),
+        (["--to", "-1", "--yes"], "no schema version -1"),
+        (["--to", "-1"], "no schema version -1"),
+        (["--sql", "--from", "99"], "no schema version 99"),
+        (["--lock-wait", f"{10**15}d"], "longer than any wait"),
+    ],
+)
+def test_options_of_migrate_that_make_no_sense_are_usage_errors(empty_db_url, arguments, said):
+    url = empty_db_url.render_as_string(hide_password=False)
+    result = CliRunner().invoke(cli, ["-d", url, "migrate", *arguments])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said in result.stderr
+    engine = create_engine(empty_db_url)
+    with engine.connect() as connection:
+        assert installed_version(connection) == 0
+    engine.dispose()
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_what_the_database_refuses_is_not_called_unreachable(empty_db_url, driver):
+    url = empty_db_url.set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False)
+    assert CliRunner().invoke(cli, ["-d", url, "migrate", "--to", "5"]).exit_code == 0
+    engine = create_engine(empty_db_url)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE awa.leaders (mine text)")  # step 6 cannot make its own
+    engine.dispose()
+    result = CliRunner().invoke(cli, ["-d", url, "migrate"])
+    assert result.exit_code == 4
+    assert 'the database refused: relation "leaders" already exists' in result.stderr
+    missing = empty_db_url.set(database="awa_test_nowhere").render_as_string(hide_password=False)
+    result = CliRunner().invoke(cli, ["-d", missing, "migrate"])
+    assert (result.exit_code, "cannot be reached" in result.stderr) == (6, True)
+
+
 def test_migrate_prints_the_sql_it_would_run():
     result = CliRunner().invoke(cli, ["migrate", "--sql", "--schema", "jobs"])
     assert result.exit_code == 0

@@ -116,5 +116,6 @@ def _installed(connection: Connection, schema: str) -> Catalog:
     # With pg_catalog first no function of the schema can stand in for one of PostgreSQL's, and with pg_temp last no
     # temporary table for one of the schema's; names of the schema are written without it.
     connection.execute(text(f"SET LOCAL search_path = pg_catalog, {quoted(schema)}, pg_temp"))
+    connection.execute(text("SET LOCAL quote_all_identifiers = off"))  # what names are compared with is written without
     namespace = connection.scalar(text("SELECT to_regnamespace(:name)::oid::bigint"), {"name": quoted(schema)})
     return Catalog() if namespace is None else read(connection, int(namespace))
