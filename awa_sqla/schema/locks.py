@@ -107,18 +107,20 @@ def _lock(connection: Connection, locks: Mapping[str, str], vacuumed: Iterable[s
     and write.
     """
     settings = {name: int(value) for name, value in connection.execute(_TIMEOUTS)}
-    given, each = settings["lock_timeout"], timeout_of_each(len(locks))
+    given = settings["lock_timeout"]
     for relation in vacuumed:
         _set_timeout(connection, settings["deadlock_timeout"] + 500)
         connection.exec_driver_sql(f"LOCK TABLE {schema}.{relation} IN SHARE UPDATE EXCLUSIVE MODE")
-    _set_timeout(connection, min(each, given or each))
-    for relation, mode in locks.items():
+    end = time.monotonic() + LOCK_TIMEOUT / 1000
+    for relation, mode in locks.items():  # who has the first soon has the others: nobody gets to them past it
+        left = max(int(1000 * (end - time.monotonic())), 1)
+        _set_timeout(connection, min(left, given or left))
         connection.exec_driver_sql(f"LOCK TABLE {schema}.{relation} IN {mode} MODE")
     _set_timeout(connection, given)
 
 
 def timeout_of_each(locks: int) -> int:
-    """The `lock_timeout` of each of several locks, in milliseconds."""
+    """The `lock_timeout` of each of several locks in a script, in milliseconds."""
     return max(LOCK_TIMEOUT // locks, 50)
 
 

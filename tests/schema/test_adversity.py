@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -46,7 +46,7 @@ def until(condition: str, connection: Connection) -> None:
 
 # ------------------------------------------------------------------------------------------- others that migrate too
 @contextmanager
-def somebody_migrating(engine: Engine) -> Iterator[threading.Event]:
+def somebody_migrating(engine: Engine) -> Generator[threading.Event, None, None]:
     """Another process is alone with the schema until the event is set."""
     began, end = threading.Event(), threading.Event()
 
@@ -305,6 +305,31 @@ def test_a_prepared_transaction_is_named(empty_engine: Engine, connection: Conne
     finally:
         with connection.execution_options(isolation_level="AUTOCOMMIT"):
             connection.execute(text("ROLLBACK PREPARED 'left behind'"))
+
+
+@pytest.mark.beside
+@pytest.mark.case(40)
+def test_short_transactions_that_overlap_do_not_keep_it_out(empty_engine: Engine) -> None:
+    """Somebody always has the first table: it is had within a second, in which all of them end, or never."""
+    at(empty_engine, LATEST - 1)
+    stop = threading.Event()
+
+    def traffic(first_pause: float) -> None:
+        time.sleep(first_pause)
+        while not stop.is_set():
+            with empty_engine.begin() as connection:
+                connection.execute(text("INSERT INTO awa.jobs_hot (kind) VALUES ('traffic')"))
+                time.sleep(0.4)
+
+    with ThreadPoolExecutor(6) as pool:
+        busy = [pool.submit(traffic, n * 0.07) for n in range(6)]
+        try:
+            time.sleep(0.5)
+            assert migrate_online(empty_engine, lock_wait=timedelta(seconds=8)) == (LATEST - 1, LATEST)
+        finally:
+            stop.set()
+        for one in busy:
+            one.result()
 
 
 @pytest.mark.beside
