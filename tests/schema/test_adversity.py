@@ -299,7 +299,7 @@ def test_a_prepared_transaction_is_named(empty_engine: Engine, connection: Conne
     connection.execute(text("PREPARE TRANSACTION 'left behind'"))
     connection.commit()
     try:
-        with pytest.raises(SchemaLocked, match=r"prepared transaction \(left behind, of ") as caught:
+        with pytest.raises(SchemaLocked, match="prepared transaction left behind of ") as caught:
             migrate_online(empty_engine, lock_wait=SOON)
         assert len(caught.value.holders) == 1
     finally:

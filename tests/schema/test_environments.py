@@ -239,7 +239,7 @@ def test_two_schemas_have_a_line_each_in_their_order(tmp_path: Path, empty_db_ur
     assert project.diffs() == []
     with empty_engine.begin() as connection:
         take_away(connection, "billing")
-    assert project.diffs() == [("awa_migrate", 0, LATEST)]
+    assert project.diffs() == [("awa_migrate", 0, LATEST, "billing")]
     written = project.revise("two")
     assert (first in written, second in written) == (True, False)
 

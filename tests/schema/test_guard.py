@@ -230,7 +230,8 @@ def test_when_the_operation_is_proposed(databases: dict[str, URL], row: Any) -> 
         def proposed(expected: str) -> None:
             found = [diff for diff in proposals(connection, target, options) if "alembic_version" not in diff[1]]
             line = re.fullmatch(r"`op.awa_migrate\(from_=(\d), to=LATEST\)`", expected)
-            assert found == ([("awa_migrate", line[1], str(LATEST))] * len(wanted(row)) if line else [])
+            named = [() if schema == "awa" else (schema,) for schema in wanted(row)]
+            assert found == ([("awa_migrate", line[1], str(LATEST), *name) for name in named] if line else [])
 
         proposed(row.nothing_there)
         for schema in wanted(row) or ["awa"]:
