@@ -28,6 +28,7 @@ from tests.schema.catalog import described
 from tests.schema.test_concurrent import advisory_locks
 from tests.schema.test_concurrently import concurrent_project
 from tests.schema.test_online import at, is_finished, version_of
+from tests.worker.poolers import pgbouncer
 
 SOON = timedelta(seconds=0.1)
 
@@ -96,6 +97,19 @@ def test_a_revision_that_waits_takes_nothing_back_that_others_have_added(
         end.set()
         going.result(timeout=60)
     assert version_of(empty_engine) == LATEST
+
+
+@pytest.mark.beside
+@pytest.mark.case(39)
+def test_several_behind_a_pooler_all_succeed(tmp_path: Path, empty_engine: Engine, empty_db_url: URL) -> None:
+    """A direct connection is better; prepared statements would be another's."""
+    at(empty_engine, 2)
+    with pgbouncer(empty_db_url, tmp_path) as url:
+        command = [sys.executable, "-m", "awa_sqla", "-d", libpq_url(url), "migrate"]
+        running = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+        said = [process.communicate(timeout=60)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 3, said
+    assert is_finished(empty_engine)
 
 
 def test_one_that_goes_up_stops_when_others_are_beyond(empty_engine: Engine) -> None:
