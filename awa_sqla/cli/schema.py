@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -46,7 +46,7 @@ def migrate(
     database refused a statement or, with --check, something is not up to date; 6 the database cannot be reached; 130 or
     143 a signal.
     """
-    from sqlalchemy import NullPool, create_engine
+    from sqlalchemy import NullPool, create_engine, event
 
     from awa_sqla import schema as steps
     from awa_sqla.worker.engines import sync_url
@@ -59,6 +59,7 @@ def migrate(
             _print(from_ or 0, target, schema)
             return
         engine = create_engine(sync_url(settings.database()), poolclass=NullPool)
+        event.listen(engine, "connect", _unprepared)
         if check:
             sys.exit(_check(engine, schema))
         _migrate(engine, target, schema, lock_wait, yes=yes)
@@ -70,6 +71,12 @@ def _together(*, sql: bool, from_: int | None, check: bool, to: int | None, yes:
         raise click.UsageError("--from is for --sql: without it the database is asked for its version")
     if check and (sql or to is not None or yes):
         raise click.UsageError("--check changes nothing and compares with the latest version: no --sql, --to or --yes")
+
+
+def _unprepared(driver_connection: Any, _record: object) -> None:
+    """Prepare no statements: behind a pooler they may be another client's."""
+    if hasattr(driver_connection, "prepare_threshold"):
+        driver_connection.prepare_threshold = None
 
 
 def _print(from_: int, to: int, schema: str) -> None:

@@ -27,9 +27,9 @@ _log = logging.getLogger("awa_sqla.schema")
 #: How long all together are tried for.
 LOCK_WAIT = timedelta(minutes=1)
 
-#: For all locks of one try together, in milliseconds: less than the second after which a server looks for deadlocks,
+#: For all locks of one try together, in milliseconds: well below the second after which a server looks for deadlocks,
 #: and would end the transaction of somebody else.
-LOCK_TIMEOUT = 900
+LOCK_TIMEOUT = 600
 
 _DEADLOCK = "40P01"
 
@@ -111,7 +111,7 @@ def _lock(connection: Connection, locks: Mapping[str, str], vacuumed: Iterable[s
     for relation in vacuumed:
         _set_timeout(connection, settings["deadlock_timeout"] + 500)
         connection.exec_driver_sql(f"LOCK TABLE {schema}.{relation} IN SHARE UPDATE EXCLUSIVE MODE")
-    end = time.monotonic() + LOCK_TIMEOUT / 1000
+    end = time.monotonic() + min(LOCK_TIMEOUT, 0.6 * settings["deadlock_timeout"]) / 1000
     for relation, mode in locks.items():  # who has the first soon has the others: nobody gets to them past it
         left = max(int(1000 * (end - time.monotonic())), 1)
         _set_timeout(connection, min(left, given or left))

@@ -52,6 +52,8 @@ def script(from_: int, to: int, schema: str) -> Iterator[str]:
         step = STEPS[abs(version) - 1]
         locks: Mapping[str, str] = {} if from_ == 0 else step.locks if version > 0 else step.down_locks
         yield f"-- {'to' if version > 0 else 'back from'} version {abs(version)}"
+        if version > 0 and from_ > 0:
+            yield from filled(step.before, schema)
         yield "BEGIN"
         yield f"SELECT pg_advisory_xact_lock(hashtextextended('{key}', 0))"
         if locks:
@@ -93,10 +95,18 @@ class Online:
             if ahead > 0:
                 self._finish(found)
             while (to - found) * ahead > 0:
+                if ahead > 0:
+                    self._prepare(found)
                 found = self._step(found, ahead)
                 if ahead > 0:
                     self._finish(found)
             return before, found
+
+    def _prepare(self, version: int) -> None:
+        """Mend old rows for the next step, while they can still be changed."""
+        if STEPS[version].before:
+            with self._unlimited() as connection:
+                execute(connection, filled(STEPS[version].before, self.schema))
 
     def _step(self, seen: int, ahead: int) -> int:
         """One step up or down, from where the schema is by now; the version then."""

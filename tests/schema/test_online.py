@@ -502,6 +502,20 @@ def test_old_rows_that_no_driver_could_read_are_mended(empty_engine: Engine, con
     ).one() == (9000, None)
 
 
+def test_old_rows_can_be_worked_with_all_the_time(empty_engine: Engine, connection: Connection) -> None:
+    """They are mended before the checks are there, which a change of such a row would break."""
+    at(empty_engine, 6)
+    connection.execute(text("INSERT INTO awa.jobs_hot (kind, deadline_seconds) VALUES ('old', 0), ('older', -1)"))
+    connection.commit()
+
+    def claim(line: str) -> None:
+        if line.startswith("rows of"):
+            connection.execute(text("UPDATE awa.jobs_hot SET state = 'running' WHERE kind IN ('old', 'older')"))
+            connection.commit()
+
+    assert migrate_online(empty_engine, tell=claim) == (6, LATEST)
+
+
 def test_every_index_on_a_table_that_was_there_is_built_beside_the_traffic() -> None:
     """Step by step: a CREATE INDEX in the short part is only for a table that the same part makes."""
     for number, step in enumerate(STEPS, 1):

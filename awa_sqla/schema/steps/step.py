@@ -100,3 +100,8 @@ class Step(NamedTuple):
     locks: Mapping[str, str]
     down_locks: Mapping[str, str]
     after: tuple[Index | Validation, ...] = ()
+
+    @property
+    def before(self) -> tuple[str, ...]:
+        """What mends old rows already before the checks are there: from then on they could not be changed at all."""
+        return tuple(work.repair for work in self.after if isinstance(work, Validation))
