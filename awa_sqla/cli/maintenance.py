@@ -52,8 +52,7 @@ def maintenance(settings: Settings, /, *, once: bool, schema: str, **options: An
     app = settings.find_app()
     database = settings.database(app)
     app = app or Awa()
-    with statuses("maintenance", lambda: database, schema):
-        given = in_schema(database, schema)
+    with statuses("maintenance", lambda: database, schema), in_schema(database, schema) as given:
         if not once:
             sys.exit(app.run_maintenance(given, **options))
         fares = asyncio.run(_once(app.maintenance(given, **options)))

@@ -43,26 +43,28 @@ class Duration(click.ParamType[timedelta]):
             self.fail(f"{value!r} is longer than any wait can be", param, ctx)
 
 
-def in_schema(url: str, schema: str) -> Any:
-    """The database as a process of ours takes it: its URL, or an engine where our tables are in another schema."""
+@contextmanager
+def in_schema(url: str, schema: str) -> Generator[Any, None, None]:
+    """The database as a process of ours takes it: its URL, or an engine where our tables are in another schema.
+
+    The engine is of psycopg whatever the URL says: one of asyncpg could be closed only in the loop that has used it.
+    """
     if schema == "awa":
-        return url
-    from sqlalchemy import create_engine, make_url
-    from sqlalchemy.ext.asyncio import create_async_engine
+        yield url
+        return
+    from sqlalchemy import create_engine
 
     from awa_sqla.schema import checked_schema
     from awa_sqla.worker.engines import sync_url
 
     checked_schema(schema)
     # Handlers with a session take their connections from it, as many as there are slots.
-    options: Any = {
-        "pool_pre_ping": True,
-        "max_overflow": -1,
-        "execution_options": {"schema_translate_map": {"awa": schema}},
-    }
-    if make_url(url).drivername == "postgresql+asyncpg":
-        return create_async_engine(url, **options)
-    return create_engine(sync_url(url), **options)
+    options: Any = {"pool_pre_ping": True, "max_overflow": -1}
+    engine = create_engine(sync_url(url), execution_options={"schema_translate_map": {"awa": schema}}, **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
 
 
 def after_verb(command: Any) -> Any:
@@ -133,8 +135,7 @@ def worker(
     app = settings.load_app() if reloader is None else reloader.load_app()
     options |= {"queues": queues or None, "notify": not no_notify, "maintenance": not no_maintenance}
     database = settings.database(app)
-    with statuses("worker", lambda: database, schema):
-        given = in_schema(database, schema)
+    with statuses("worker", lambda: database, schema), in_schema(database, schema) as given:
         status = run_until_stopped(lambda: app.worker(given, **options), uvloop=options["uvloop"], reloader=reloader)
     sys.exit(status)
 
