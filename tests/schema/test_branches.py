@@ -13,7 +13,7 @@ from awa_sqla import SchemaVersionError
 from awa_sqla.schema import LATEST, create_all, installed_version
 from tests.schema.projects import NAMED, Project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 ORDERS = [("left", "right"), ("right", "left")]
 

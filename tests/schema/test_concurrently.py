@@ -20,6 +20,9 @@ from tests.schema.catalog import described
 from tests.schema.projects import NAMED, Project, executed
 from tests.schema.test_concurrent import advisory_locks
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 REVISION = """
 revision = "{revision}"
 down_revision = {down!r}

@@ -181,7 +181,7 @@ def test_the_number_of_statements_does_not_grow_with_the_schema(installed: Engin
     event.listen(installed, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     with installed.connect() as connection:
         differences(connection)
-    assert len(statements) == 12
+    assert len(statements) == 13
 
 
 def test_the_lines_are_a_script(installed: Engine) -> None:

@@ -14,7 +14,7 @@ from tests.databases import DBNAME, Server
 from tests.schema.catalog import names
 from tests.schema.projects import MODELS, NAMED, Project, executed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.beside]
 
 
 def beside(value: object) -> Any:

@@ -23,15 +23,12 @@ from tests.schema import guarded
 from tests.schema.catalog import described
 from tests.schema.guarded import PLUGINS, app_metadata, connected, proposals, stored
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 SITUATIONS = guarded.situations()
-#: Every two values of two options together, and every three of three; but for some of the first beside the quick suite.
-COMBINATIONS = [
-    *(
-        pytest.param(each, marks=() if number % 4 == 0 else pytest.mark.beside)
-        for number, each in enumerate(SITUATIONS.combinations(2))
-    ),
-    *(pytest.param(each, marks=pytest.mark.beside) for each in SITUATIONS.combinations(3)),
-]
+#: Every two values of two options together, and every three of three.
+COMBINATIONS = [*SITUATIONS.combinations(2), *SITUATIONS.combinations(3)]
 
 
 @pytest.fixture(scope="module")

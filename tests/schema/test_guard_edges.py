@@ -29,6 +29,9 @@ from awa_sqla.schema.steps import STEPS
 from tests.schema import guarded
 from tests.schema.guarded import PLUGINS, app_metadata, proposals, stored
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 SITUATIONS = guarded.situations()
 
 #: Alembic's own comparisons, one by one: no wildcard that the guard is found by.

@@ -85,6 +85,7 @@ def test_it_makes_it_from_every_version(empty_engine: Engine, connection: Connec
     assert described(connection) == expected
 
 
+@pytest.mark.beside
 @pytest.mark.parametrize("schema", ["awa", "ärger"])
 def test_its_script_makes_the_same(
     empty_engine: Engine, connection: Connection, empty_db_url: URL, schema: str
@@ -141,6 +142,7 @@ def test_locks_are_all_taken_before_anything_changes(empty_engine: Engine, conne
     assert kinds.count("LOCK") == len(STEPS[-1].locks)
 
 
+@pytest.mark.beside
 @pytest.mark.case(40)
 def test_who_holds_a_table_is_not_waited_for_in_a_queue(empty_engine: Engine, hold: Hold) -> None:
     """While the migration tries, others get through: it never waits long enough to stand in their way."""
@@ -189,6 +191,7 @@ def test_locks_that_are_not_to_be_had_change_nothing_and_name_who_has_them(
     )
 
 
+@pytest.mark.beside
 def test_it_goes_on_when_the_holder_lets_go(empty_engine: Engine) -> None:
     at(empty_engine, LATEST - 1)
     with empty_engine.connect() as report, ThreadPoolExecutor(1) as pool:
@@ -228,6 +231,7 @@ def test_of_eight_that_migrate_at_once_one_does_it(empty_engine: Engine, connect
     assert is_finished(empty_engine)
 
 
+@pytest.mark.beside
 @pytest.mark.case(39)
 def test_both_ways_at_once_do_it_once(empty_engine: Engine, connection: Connection) -> None:
     def in_transaction() -> None:
@@ -257,6 +261,7 @@ def test_processes_that_migrate_at_once_all_exit_with_0(empty_db_url: URL, empty
     )
 
 
+@pytest.mark.beside
 def test_an_index_is_built_while_others_write(empty_engine: Engine) -> None:
     """A transaction that writes is open all the time that it takes; others write meanwhile."""
     at(empty_engine, 2)

@@ -60,7 +60,10 @@ def other_url(empty_db_url: URL, empty_engine: Engine) -> URL:
     return empty_db_url
 
 
-@pytest.fixture(params=["psycopg", "psycopg2", "async psycopg", "async asyncpg"])
+BESIDE = [pytest.param(driver, marks=pytest.mark.beside) for driver in ("psycopg2", "async psycopg")]
+
+
+@pytest.fixture(params=["psycopg", "async asyncpg", *BESIDE])
 def run(other_url: URL, request: pytest.FixtureRequest) -> Run:
     """Runs a function of a session in a transaction, with one driver."""
     mode, _, driver = str(request.param).rpartition(" ")

@@ -17,6 +17,9 @@ from awa_sqla.schema import LATEST, create_all, installed_version
 from tests.databases import libpq_url
 from tests.schema.catalog import described, names
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 ROOT = Path(__file__).parents[2]
 
 Alembic = Callable[..., str]

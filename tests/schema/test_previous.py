@@ -22,6 +22,9 @@ from awa_sqla.schema import LATEST, installed_version, migrate
 from tests.databases import libpq_url
 from tests.schema.catalog import described
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 #: The schema version of the one before, and its wheel.
 BEFORE = LATEST - 1
 WHEEL = next((Path(__file__).parent / "frozen" / str(BEFORE)).glob("*.whl"))

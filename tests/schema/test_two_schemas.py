@@ -16,6 +16,9 @@ from awa_sqla import Awa, JobArgs, enqueue
 from awa_sqla.models.wakeups import queue_payload
 from awa_sqla.schema import create_all
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 SCHEMAS = ("awa", "billing")
 PATIENCE = 60.0
 

@@ -10,6 +10,9 @@ from awa_sqla.schema.grants import ROLES, grants
 from tests.schema.roles.duties import DUTIES
 from tests.schema.roles.least import PREFIX, Place, in_one_schema
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 
 def test_the_owner_goes_down_and_up_and_grants_again(place: Place) -> None:
     """All of it as a role that owns the schema and is allowed nothing else."""

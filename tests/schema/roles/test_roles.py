@@ -19,6 +19,9 @@ from tests.schema.roles.duties.given import Duty, Plain, given, owed
 from tests.schema.roles.duties.processes import runs
 from tests.schema.roles.least import DRIVERS, PREFIX, SCHEMAS, Place, every_grant, in_one_schema
 
+#: Each takes its own database, project or processes; run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 TABLES = sorted(table.name for table in metadata.tables.values())
 
 #: Roles whose privileges are soon gone through; the others take up to a minute.
