@@ -26,6 +26,9 @@ from tests.schema.test_concurrently import concurrent_project
 from tests.schema.test_online import at, is_finished, version_of
 from tests.worker.poolers import pgbouncer
 
+#: Run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 KEY = "awa_sqla.schema.online:awa"
 
 

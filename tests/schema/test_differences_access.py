@@ -16,6 +16,9 @@ from awa_sqla.schema import LATEST, create_all
 from awa_sqla.schema.drift import Difference, differences, lines, mend
 from tests.schema import catalog
 
+#: Run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 
 @pytest.fixture
 def installed(empty_engine: Engine) -> Engine:

@@ -20,6 +20,9 @@ from tests.schema.test_adversity import until
 from tests.schema.test_concurrently import concurrent_project
 from tests.schema.test_online import at, is_finished
 
+#: Run by `.ci/run` beside the quick suite.
+pytestmark = pytest.mark.beside
+
 SOON = timedelta(seconds=0.1)
 
 
