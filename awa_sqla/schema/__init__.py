@@ -25,6 +25,7 @@ from sqlalchemy import table as sql_table
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
 from awa_sqla.models.wakeups import channel
+from awa_sqla.schema.alone import TRY
 from awa_sqla.schema.locks import LOCK_WAIT, strongest, take
 from awa_sqla.schema.objects import quoted
 from awa_sqla.schema.steps import STEPS
@@ -136,14 +137,13 @@ def lock_version(connection: Connection, schema: str) -> int:
     the transaction has waited for another one that it cannot see.
     """
     checked_schema(schema)
-    driver_connection = connection.connection.dbapi_connection
-    if getattr(driver_connection, "autocommit", False):
+    if autocommits(connection):
         raise ConfigurationError(
             "the schema must be changed inside a transaction, and this connection is in AUTOCOMMIT mode: "
             "use `with engine.begin() as connection`"
         )
     key = {"key": lock_key(schema)}
-    if not connection.scalar(text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))"), key):
+    if not connection.scalar(TRY, key):
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), key)
         isolation = connection.scalar(text("SHOW transaction_isolation"))
         if isolation in ("repeatable read", "serializable"):
@@ -155,6 +155,11 @@ def lock_version(connection: Connection, schema: str) -> int:
     if found > LATEST:
         raise SchemaVersionError(found, LATEST, schema)
     return found
+
+
+def autocommits(connection: Connection) -> bool:
+    """Whether each statement of a connection is a transaction of its own."""
+    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
 def lock_key(schema: str) -> str:

@@ -22,7 +22,8 @@ _WITHOUT = text("SELECT set_config(name, '0', true) FROM pg_settings WHERE name 
 #: Who is in here: thread, database and key.
 _INSIDE: set[tuple[int, URL, str]] = set()
 
-_TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
+#: Whether the transaction has got the lock of a key.
+TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
 
 
 @contextmanager
@@ -58,7 +59,7 @@ def without_limits(connection: Connection) -> None:
 
 def _has(connection: Connection, key: str) -> bool:
     """Whether the lock could be had; else the transaction has ended."""
-    if connection.scalar(_TRY, {"key": key}):
+    if connection.scalar(TRY, {"key": key}):
         without_limits(connection)
         # The statement before keeps its snapshot until another takes its place; this one needs none.
         connection.execute(text("SET LOCAL idle_in_transaction_session_timeout = 0"))

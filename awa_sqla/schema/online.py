@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from awa_sqla.schema import between, change, execute, filled, known, lock_key, lock_version
-from awa_sqla.schema.alone import LIMITS, alone, without_limits
+from awa_sqla.schema.alone import LIMITS, TRY, alone, without_limits
 from awa_sqla.schema.locks import take, timeout_of_each
 from awa_sqla.schema.objects import quoted
 from awa_sqla.schema.steps import STEPS, Index, Validation
@@ -29,8 +30,6 @@ _EVERY = 5.0
 _UNLIMITED = dict.fromkeys(LIMITS, "0") | {"client_connection_check_interval": "2s"}
 
 _SETTINGS = text("SELECT name, current_setting(name) FROM pg_settings WHERE name = ANY (:names)")
-
-_TRY = text("SELECT pg_try_advisory_xact_lock(hashtextextended(:key, 0))")
 
 _BUILDING = text("""
     SELECT phase, CASE WHEN blocks_total > 0 THEN 100 * blocks_done / blocks_total END
@@ -131,7 +130,7 @@ class Online:
             without_limits(connection)
             if self.role:
                 connection.exec_driver_sql(f"SET LOCAL ROLE {quoted(self.role)}".replace("%", "%%"))
-            if not connection.scalar(_TRY, {"key": lock_key(self.schema)}):
+            if not connection.scalar(TRY, {"key": lock_key(self.schema)}):
                 self.tell("waiting for a transaction that migrates")
             yield connection, lock_version(connection, self.schema)
 
@@ -182,7 +181,7 @@ class Online:
             else:
                 pid = connection.scalar(text("SELECT pg_backend_pid()"))
                 try:
-                    threading.Thread(target=do, args=(connection,), name="awa-sqla migrate").start()
+                    self._start(partial(do, connection), ended)
                     while not ended.wait(_EVERY):
                         self._report(work)
                 except BaseException:
@@ -190,6 +189,13 @@ class Online:
                     raise
         if raised:
             raise raised[0]
+
+    def _start(self, work: Callable[[], None], ended: threading.Event) -> None:
+        try:
+            threading.Thread(target=work, name="awa-sqla migrate").start()
+        except RuntimeError:  # there is no thread to be had, nor to be waited for
+            ended.set()
+            raise
 
     def _cancel(self, pid: int | None, ended: threading.Event) -> None:
         """Again and again: a cancellation between two statements is one of nothing."""

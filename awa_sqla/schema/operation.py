@@ -129,6 +129,8 @@ def _print(operations: Operations, operation: AwaMigrateOp) -> None:
         send([lock, *statements(operation.from_, operation.to, schema=schema)])
         return
     for version in between(operation.from_, operation.to):
+        if version > 0 and operation.from_ > 0:
+            send(filled(STEPS[version - 1].before, schema))
         send([lock, *change(version, schema)])
         with operations.get_context().autocommit_block():
             for work in STEPS[version - 1].after if version > 0 else ():

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, text
 
 from awa_sqla.errors import ConfigurationError, SchemaVersionError
 from awa_sqla.models.base import SCHEMA
-from awa_sqla.schema import LATEST, as_ddl, installed_version
+from awa_sqla.schema import LATEST, as_ddl, autocommits, installed_version
 from awa_sqla.schema.drift.catalog import Catalog
 from awa_sqla.schema.drift.comparing import Comparison
 from awa_sqla.schema.drift.expected import expected_catalog
@@ -68,7 +68,7 @@ def differences(connection: Connection, schema: str = SCHEMA) -> list[Difference
     version = installed_version(connection, schema)
     if version > LATEST:
         raise SchemaVersionError(version, LATEST, schema)
-    if _autocommits(connection):
+    if autocommits(connection):
         raise ConfigurationError(
             "the schema is compared inside a transaction, and this connection is in AUTOCOMMIT mode: "
             "use `with engine.connect() as connection`"
@@ -90,7 +90,7 @@ def mend(connection: Connection, found: Iterable[Difference]) -> None:
     A difference that no statement can mend is left. Raises what PostgreSQL says, for example that a view of the
     application depends on one of ours.
     """
-    apart = _autocommits(connection)
+    apart = autocommits(connection)
     for difference in found:
         for statement in difference.mends if apart else difference.mends_in_transaction:
             connection.execute(as_ddl(statement))
@@ -106,10 +106,6 @@ def lines(found: Iterable[Difference]) -> Iterator[str]:
         for statement in difference.mends:
             indent = "    " if can_be_indented(statement) else ""
             yield from (f"{indent}{line}" for line in f"{statement};".splitlines())
-
-
-def _autocommits(connection: Connection) -> bool:
-    return bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
 
 
 def _installed(connection: Connection, schema: str) -> Catalog:

@@ -18,6 +18,7 @@ from awa_sqla.schema import as_ddl, statements
 from awa_sqla.schema.drift.catalog import MARK, Catalog, expected
 from awa_sqla.schema.drift.reading import read
 from awa_sqla.schema.objects import quoted
+from awa_sqla.sqlstates import sqlstate
 
 #: Stands for the schema while the statements are taken apart.
 _STAND_IN = "awa_stand_in"
@@ -66,7 +67,7 @@ def expected_catalog(connection: Connection, version: int, schema: str) -> Catal
         connection.execute(as_ddl(_block(version, schema)))
         namespace = connection.scalar(text("SELECT pg_my_temp_schema()::bigint"))
     except DBAPIError as error:
-        reason = _DENIED.get(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
+        reason = _DENIED.get(sqlstate(error) or "")
         if reason is None:
             raise
         raise ConfigurationError(f"the comparison with the installed schema {schema!r} {reason}") from error
